@@ -1,0 +1,249 @@
+"""Every exception thinpoint raises, with its exit code and a hint.
+
+One class per cause. Damage inherits from no built-in exception, so that no `except ValueError` swallows a broken
+checkpoint; what the operating system refused is also an `OSError` and keeps its errno.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any
+
+
+class ThinpointError(Exception):
+    """Base of all errors.
+
+    Args:
+        what: what happened, in words, without a trailing period.
+        where: the file (or stage) concerned.
+        tensor: the name of the tensor concerned.
+        offset: byte offset in the file.
+        expected: what was expected at that place.
+        actual: what was found.
+        hint: what the user can do about it.
+    """
+
+    exit_code = 1
+    default_hint: str | None = None
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        expected: Any = None,
+        actual: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.tensor = tensor
+        self.offset = offset
+        self.expected = expected
+        self.actual = actual
+        self.hint = hint if hint is not None else self.default_hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.tensor is not None:
+            text += f" (tensor {self.tensor})"
+        if self.where is not None:
+            text += f" in {self.where}"
+        if self.offset is not None:
+            text += f" at byte {self.offset:,}"
+        if self.expected is not None or self.actual is not None:
+            text += f": expected {self.expected}, found {self.actual}"
+        if self.hint:
+            text += f". {self.hint}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, dict(self.__dict__))
+
+
+def _rebuild(cls: type[ThinpointError], what: str, fields: dict[str, Any]) -> ThinpointError:
+    error = cls.__new__(cls, what)
+    Exception.__init__(error, what)
+    error.__dict__.update(fields)
+    return error
+
+
+class UsageError(ThinpointError):
+    """An argument or option that makes no sense: wrong type, unknown name, values that contradict each other."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A tensor or key that the file does not hold."""
+
+
+# ---- damage: the bytes of a file are not what was written ----------------------------------------------------------
+
+
+class DamagedFileError(ThinpointError):
+    """The file is not intact. Base of the classes that say how."""
+
+    exit_code = 3
+    default_hint = "Do not load this file; use another copy or an older checkpoint"
+
+
+class NotThinFileError(DamagedFileError):
+    """The file does not begin as a .thin file does."""
+
+    default_hint = "If it is a .pt or .safetensors file, `thinpoint compress` makes a .thin file of it"
+
+
+class TruncatedFileError(DamagedFileError):
+    """The file ends too early."""
+
+
+class DigestMismatchError(DamagedFileError):
+    """Stored bytes, or a tensor's decoded bits, do not match their checksum."""
+
+
+class MalformedFileError(DamagedFileError):
+    """Sizes, counts or values in the file contradict each other or the specification."""
+
+
+class LimitExceededError(DamagedFileError):
+    """A size in the file is beyond the limit that the specification sets."""
+
+
+# ---- support: intact, but not for this version or this machine -----------------------------------------------------
+
+
+class UnsupportedError(ThinpointError):
+    """Intact, but this version or machine cannot read it. Base class."""
+
+    exit_code = 4
+
+
+class UnsupportedVersionError(UnsupportedError):
+    """The file was written by a newer version whose format this one cannot read."""
+
+    default_hint = "Install a newer thinpoint"
+
+
+class UnsupportedFeatureError(UnsupportedError):
+    """The file requires a feature that this version does not know."""
+
+    default_hint = "Install a newer thinpoint"
+
+
+class UnknownCodecError(UnsupportedError):
+    """A part is coded with a codec that this version does not know."""
+
+    default_hint = "Install a newer thinpoint"
+
+
+class BackendUnavailableError(UnsupportedError):
+    """A backend or codec asked for by name cannot run here."""
+
+    default_hint = "`thinpoint doctor` lists what works on this machine"
+
+
+# ---- state: the object to save or to fill --------------------------------------------------------------------------
+
+
+class UnsafeObjectError(ThinpointError):
+    """Loading would unpickle an object or import a class that the file names."""
+
+    exit_code = 5
+
+
+class UnsupportedObjectError(ThinpointError):
+    """The state holds an object that cannot be stored, or not without pickle."""
+
+    exit_code = 7
+
+
+class StateMismatchError(ThinpointError):
+    """The file and the state to fill differ: missing or unexpected names, shapes or dtypes.
+
+    The lists are in the attributes `missing`, `unexpected` and `mismatched`.
+    """
+
+    exit_code = 7
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        missing: list[str] | None = None,
+        unexpected: list[str] | None = None,
+        mismatched: list[str] | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(what, **fields)
+        self.missing = missing or []
+        self.unexpected = unexpected or []
+        self.mismatched = mismatched or []
+
+
+class StateChangedError(ThinpointError):
+    """Values changed while they were being saved; nothing was written."""
+
+    exit_code = 7
+    default_hint = "Do not modify the state until save has returned"
+
+
+class EncodeProofError(ThinpointError):
+    """An encoded part did not decode to the bits it was made from."""
+
+    exit_code = 8
+    default_hint = "This is a bug or faulty hardware: run `thinpoint doctor --bundle` and report it"
+
+
+# ---- storage: what the operating system refused ---------------------------------------------------------------------
+
+
+class StorageError(ThinpointError, OSError):
+    """The operating system or the store refused. Also an `OSError`; `errno` is kept."""
+
+    exit_code = 6
+
+    def __init__(self, what: str, *, errno: int | None = None, **fields: Any) -> None:
+        ThinpointError.__init__(self, what, **fields)
+        self.errno = errno
+
+
+class NotFoundError(StorageError, FileNotFoundError):
+    """The file or its folder does not exist."""
+
+
+class PermissionDeniedError(StorageError, PermissionError):
+    """No permission to read, write or rename."""
+
+
+class AlreadyExistsError(StorageError, FileExistsError):
+    """The target exists and was not to be overwritten."""
+
+
+class NoSpaceError(StorageError):
+    """The disk or the quota is full; the incomplete file was removed."""
+
+    default_hint = "Free some space and save again; what was there before is untouched"
+
+
+_BY_ERRNO: dict[int, type[StorageError]] = {
+    _errno.ENOENT: NotFoundError,
+    _errno.ENOTDIR: NotFoundError,
+    _errno.EACCES: PermissionDeniedError,
+    _errno.EPERM: PermissionDeniedError,
+    _errno.EROFS: PermissionDeniedError,
+    _errno.EEXIST: AlreadyExistsError,
+    _errno.ENOSPC: NoSpaceError,
+    _errno.EDQUOT: NoSpaceError,
+    _errno.EFBIG: NoSpaceError,
+}
+
+
+def from_os_error(error: OSError, what: str, *, where: object = None, hint: str | None = None) -> StorageError:
+    """The `StorageError` that stands for an `OSError`, with its errno and the system's own words."""
+    cls = _BY_ERRNO.get(error.errno or 0, StorageError)
+    reason = error.strerror or str(error)
+    return cls(f"{what}: {reason}", errno=error.errno, where=where, hint=hint)
