@@ -1,0 +1,102 @@
+"""Chains without coding: `raw` stores the words as they are, `const` a single word for the whole part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from thinpoint.codec.contract import WORD_DTYPES, CodedPart, EncodedPart, Mapper
+from thinpoint.codec.plan import BLOCK_ELEMS
+from thinpoint.digest import MASK, as_bytes, digest
+from thinpoint.errors import MalformedFileError, StateChangedError
+
+RAW_ID = 0
+CONST_ID = 1
+
+
+def pad8(data: np.ndarray) -> np.ndarray:
+    """A copy of the bytes, zero-padded to a multiple of 8."""
+    padded = np.zeros(-(-data.size // 8) * 8, np.uint8)
+    padded[: data.size] = data
+    return padded
+
+
+def encode_raw(words: np.ndarray, map: Mapper) -> EncodedPart:
+    """The words as they are, in blocks."""
+    num_elems = int(words.size)
+
+    def encode_one(start: int) -> tuple[np.ndarray, int, int]:
+        block = pad8(as_bytes(words[start : start + BLOCK_ELEMS]))
+        # The digest of the padded block equals that of its words: the digest pads with zeros as well.
+        return block, digest(block), digest(block, start * words.itemsize // 8)
+
+    blocks = list(map(encode_one, range(0, num_elems, BLOCK_ELEMS)))
+    return EncodedPart(
+        codec_id=RAW_ID,
+        word_bytes=words.itemsize,
+        num_elems=num_elems,
+        block_elems=BLOCK_ELEMS,
+        prefix=b"",
+        block_sizes=np.array([[block.size for block, _, _ in blocks]], np.int64),
+        blocks=(tuple(block for block, _, _ in blocks),),
+        block_digests=np.array([[stored for _, stored, _ in blocks]], np.uint64),
+        raw_digest=sum(raw for _, _, raw in blocks) & MASK,
+        chain="raw",
+    )
+
+
+def decode_raw(
+    part: CodedPart, first_block: int, blocks: Sequence[Sequence[Any]], out: np.ndarray, map: Mapper
+) -> int:
+    """Copy blocks into `out`; returns the partial raw digest."""
+    if part.num_planes != 1:
+        raise MalformedFileError("a raw part has the wrong number of planes", expected=1, actual=part.num_planes)
+    origin = first_block * part.block_elems
+
+    def copy_one(i: int) -> int:
+        start, end = part.block_range(first_block + i)
+        target = as_bytes(out[start - origin : end - origin])
+        block = blocks[0][i]
+        if block.size != -(-target.size // 8) * 8 or block[target.size :].any():
+            raise MalformedFileError("a raw block has the wrong size or padding", expected=target.size, actual=block.size)
+        target[...] = block[: target.size]
+        return digest(target, start * part.word_bytes // 8)
+
+    return sum(map(copy_one, range(len(blocks[0])))) & MASK
+
+
+def encode_const(words: np.ndarray, map: Mapper) -> EncodedPart:
+    """One word for the whole part.
+
+    Raises:
+        StateChangedError: the words are no longer all equal.
+    """
+    word = words[:1].copy()
+    step = BLOCK_ELEMS
+
+    def digest_one(start: int) -> int:
+        piece = words[start : start + step].copy()
+        if (piece != word).any():
+            raise StateChangedError("a tensor changed while it was being saved")
+        return digest(piece, start * words.itemsize // 8)
+
+    return EncodedPart(
+        codec_id=CONST_ID,
+        word_bytes=words.itemsize,
+        num_elems=int(words.size),
+        block_elems=BLOCK_ELEMS,
+        prefix=word.tobytes(),
+        block_sizes=np.zeros((0, 0), np.int64),
+        raw_digest=sum(map(digest_one, range(0, words.size, step))) & MASK,
+        chain="const",
+    )
+
+
+def decode_const(part: CodedPart, out: np.ndarray, first_elem: int) -> int:
+    """Fill `out`; returns the partial raw digest."""
+    if part.num_planes or len(part.prefix) != part.word_bytes:
+        raise MalformedFileError("a constant part holds more than one word", expected=part.word_bytes, actual=len(part.prefix))
+    out[...] = np.frombuffer(part.prefix, WORD_DTYPES[part.word_bytes])[0]
+    return digest(out, first_elem * part.word_bytes // 8)
