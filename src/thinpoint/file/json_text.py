@@ -1,0 +1,98 @@
+"""JSON as the format allows it: canonical when written, without traps when read."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from thinpoint.errors import MalformedFileError, UsageError
+from thinpoint.file.limits import MAX_JSON_DEPTH, MAX_JSON_INT_CHARS
+
+_CHUNK_BYTES = 1 << 20
+
+
+def dump_json(value: Any) -> bytes:
+    """Canonical JSON of `value`: no white space, ASCII, keys in the order of the dicts.
+
+    Raises:
+        UsageError: the value is no JSON (a NaN, an object of another type, too deep or cyclic).
+    """
+    try:
+        return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"not a JSON value: {error}") from error
+
+
+def parse_json(raw: bytes, *, what: str, where: object, offset: int | None = None) -> Any:
+    """The value of untrusted JSON bytes.
+
+    Args:
+        raw: UTF-8.
+        what: the thing parsed, for messages: "the index".
+        where: the file, for messages.
+        offset: byte offset of the thing in the file, for messages.
+
+    Raises:
+        MalformedFileError: not UTF-8, not JSON, a key twice in an object, NaN, Infinity or a number that
+            overflows, an integer of more than `MAX_JSON_INT_CHARS` characters, or nesting deeper than
+            `MAX_JSON_DEPTH`.
+    """
+
+    def fail(reason: str) -> NoReturn:
+        raise MalformedFileError(f"{what} is not valid JSON ({reason})", where=where, offset=offset)
+
+    def parse_int(text: str) -> int:
+        if len(text) > MAX_JSON_INT_CHARS:
+            fail(f"an integer of {len(text)} characters")
+        return int(text)
+
+    def parse_float(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            fail("a number beyond the range of a double")
+        return value
+
+    def parse_constant(text: str) -> NoReturn:
+        fail(text)
+
+    def parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            fail("a key twice in one object")
+        return value
+
+    if _is_too_deep(raw):
+        fail(f"nested more than {MAX_JSON_DEPTH} deep")
+    try:
+        return json.loads(
+            raw.decode("utf-8"),
+            parse_int=parse_int,
+            parse_float=parse_float,
+            parse_constant=parse_constant,
+            object_pairs_hook=parse_object,
+        )
+    except (ValueError, RecursionError) as error:
+        fail(str(error))
+
+
+def _is_too_deep(raw: bytes) -> bool:
+    """Whether brackets outside strings nest too deeply; checked first because the parser recurses."""
+    # Without escaped backslashes and escaped quotes, every quote that is left opens or closes a string.
+    text = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    in_string = False
+    depth = 0
+    for start in range(0, text.size, _CHUNK_BYTES):
+        piece = text[start : start + _CHUNK_BYTES]
+        inside = np.logical_xor.accumulate(piece == ord('"')) ^ in_string
+        step = ((piece == ord("[")) | (piece == ord("{"))).astype(np.int32)
+        step -= (piece == ord("]")) | (piece == ord("}"))
+        step[inside] = 0
+        depths = np.cumsum(step, dtype=np.int64) + depth
+        if int(depths.max()) > MAX_JSON_DEPTH:
+            return True
+        in_string = bool(inside[-1])
+        depth = int(depths[-1])
+    return False

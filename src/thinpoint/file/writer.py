@@ -1,0 +1,232 @@
+"""Writes a `.thin` file front to back: header, parts as they come, index, trailer."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import zstandard
+
+from thinpoint import digest as digests
+from thinpoint.errors import DamagedFileError, UsageError
+from thinpoint.file import limits
+from thinpoint.file.index import Index, PartEntry, StorageEntry, TensorEntry, dump_index, parse_index
+from thinpoint.file.layout import (
+    TRAILER_BYTES,
+    Encoded,
+    Trailer,
+    pack_head,
+    pack_header,
+    pack_trailer,
+    padded,
+    unpack_head,
+)
+
+INDEX_LEVEL = 9
+_RAW_BLOCK_BYTES = 128 << 10
+
+
+class Sink(Protocol):
+    """Where the bytes go: what the writer needs of `store.contract.Sink`; this room imports no store."""
+
+    def write(self, buffer: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSummary:
+    """What was written.
+
+    Attributes:
+        file_id: digest of the index, the file's identity.
+        file_bytes: size of the file.
+        num_parts: number of parts.
+    """
+
+    file_id: int
+    file_bytes: int
+    num_parts: int
+
+
+class FileWriter:
+    """Writes one file to a sink, in order and without seeking. The same calls give the same bytes.
+
+    Keeps the index entries of the parts, never their bytes. Not to be shared between threads.
+
+    Args:
+        sink: gets every byte; opened and committed by the caller.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._parts: list[PartEntry] = []
+        self._covered_to: dict[int, int] = {}
+        self._offset = 0
+        # False while bytes are on their way and after the end: a file with half a part must not be finished.
+        self._is_open = True
+        self._write(pack_header())
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far."""
+        return self._offset
+
+    def add_part(
+        self,
+        encoded: Encoded,
+        *,
+        storage: int,
+        start_bytes: int,
+        dtype: str,
+        role: str,
+        label: Mapping[str, Any],
+    ) -> PartEntry:
+        """Writes one part and returns its entry in the index.
+
+        Args:
+            encoded: what the codec gave; its blocks are only read and not kept.
+            storage: index of the storage; its parts come in the order of their bytes.
+            start_bytes: where the part begins in the storage.
+            dtype, role: informative.
+            label: informative, a JSON object: name (list of keys), dtype, shape, role. Left out if too long.
+
+        Raises:
+            UsageError: the part contradicts itself or the specification; nothing was written.
+            StorageError: the sink refused; the file cannot be continued.
+        """
+        self._check_open()
+        try:
+            head = pack_head(
+                encoded,
+                part_index=len(self._parts),
+                storage_index=storage,
+                start_bytes=start_bytes,
+                label=label,
+            )
+            checked = unpack_head(digests.as_bytes(head), where="the part to be written", offset=self._offset)
+        except (DamagedFileError, struct.error) as error:
+            raise UsageError(f"the part cannot be written: {error}") from error
+        if [[block.nbytes for block in plane] for plane in encoded.blocks] != checked.block_sizes.tolist():
+            raise UsageError("the part cannot be written: its blocks have other sizes than it says")
+        if start_bytes < self._covered_to.get(storage, 0):
+            raise UsageError(
+                f"the part precedes or overlaps an earlier one of storage {storage}",
+                expected=f"start_bytes of at least {self._covered_to[storage]}",
+                actual=start_bytes,
+            )
+        entry = PartEntry(
+            storage=storage,
+            start=start_bytes,
+            elems=checked.num_elems,
+            word_bytes=checked.word_bytes,
+            dtype=dtype,
+            role=role,
+            codec=checked.codec_id,
+            chain=encoded.chain,
+            offset=self._offset,
+            head_bytes=checked.head_bytes,
+            body_bytes=checked.body_bytes,
+            raw_digest=checked.raw_digest,
+            head_digest=checked.head_digest,
+        )
+        self._write(head, *(block for plane in encoded.blocks for block in plane))
+        self._parts.append(entry)
+        self._covered_to[storage] = entry.end
+        return entry
+
+    def finish(
+        self,
+        *,
+        storages: Iterable[StorageEntry],
+        tensors: Iterable[TensorEntry],
+        tree: Any,
+        meta: Mapping[str, Any],
+        encoder: int,
+        writer_version: str,
+        required: Iterable[str] = (),
+        optional: Iterable[str] = (),
+    ) -> FileSummary:
+        """Writes index and trailer; the index is read back by the reader's rules before it is written.
+
+        Args:
+            tree: any JSON value.
+            meta: a JSON object, informative.
+            encoder, writer_version: versions of the encoder and of thinpoint, informative.
+            required, optional: feature ids.
+
+        Raises:
+            UsageError: the index breaks a rule or limit of the specification; nothing was written.
+            StorageError: the sink refused.
+        """
+        self._check_open()
+        index = Index(
+            writer={"thinpoint": writer_version, "encoder": encoder},
+            required=tuple(required),
+            optional=tuple(optional),
+            meta=dict(meta),
+            storages=tuple(storages),
+            parts=tuple(self._parts),
+            tensors=tuple(tensors),
+            tree=tree,
+        )
+        raw = dump_index(index)
+        if len(raw) > limits.MAX_INDEX_RAW_BYTES:
+            raise UsageError(
+                "the index would be too large: too many tensors, or too much data that is no tensor",
+                expected=f"at most {limits.MAX_INDEX_RAW_BYTES:,} bytes",
+                actual=f"{len(raw):,}",
+                hint="Keep large lists of numbers in tensors or arrays",
+            )
+        try:
+            parse_index(
+                raw, index_offset=self._offset, num_parts=len(self._parts), where="the index to be written"
+            )
+        except DamagedFileError as error:
+            raise UsageError(f"the index cannot be written: {error}") from error
+        frame = compress_index(raw)
+        stored = padded(frame)
+        trailer = Trailer(
+            index_offset=self._offset,
+            index_stored_bytes=len(frame),
+            index_raw_bytes=len(raw),
+            index_digest=digests.digest(stored),
+            file_id=digests.digest(raw),
+            file_bytes=self._offset + len(stored) + TRAILER_BYTES,
+            num_parts=len(self._parts),
+        )
+        self._write(stored, pack_trailer(trailer))
+        self._is_open = False
+        return FileSummary(
+            file_id=trailer.file_id, file_bytes=trailer.file_bytes, num_parts=trailer.num_parts
+        )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("the file is finished, or writing to it failed")
+
+    def _write(self, *buffers: Any) -> None:
+        self._is_open = False
+        for buffer in buffers:
+            view = memoryview(buffer)
+            self._sink.write(view)
+            self._offset += view.nbytes
+        self._is_open = True
+
+
+def compress_index(raw: bytes) -> bytes:
+    """One zstd frame of `raw` with its content size, compressed unless readers would take it for a bomb."""
+    frame = zstandard.ZstdCompressor(
+        level=INDEX_LEVEL, write_checksum=False, write_content_size=True
+    ).compress(raw)
+    return frame if len(raw) <= limits.max_index_raw_bytes(len(frame)) else _uncompressed_frame(raw)
+
+
+def _uncompressed_frame(raw: bytes) -> bytes:
+    """A zstd frame of raw blocks of 128 KiB (RFC 8878, 3.1.1): single segment, 8-byte content size."""
+    pieces = [zstandard.FRAME_HEADER, bytes([0xE0]), struct.pack("<Q", len(raw))]
+    for start in range(0, len(raw), _RAW_BLOCK_BYTES):
+        block = raw[start : start + _RAW_BLOCK_BYTES]
+        is_last = start + len(block) == len(raw)
+        pieces += [(is_last | len(block) << 3).to_bytes(3, "little"), block]
+    return b"".join(pieces)
