@@ -8,6 +8,7 @@ hold, as long as each piece starts at a multiple of 8 bytes and knows the index 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,18 +72,10 @@ def digest(buffer: Any, first_word: int = 0) -> int:
     return total & MASK
 
 
-_kernel: Any = None
-_kernel_looked_up = False
-
-
+@lru_cache(maxsize=1)
 def _fast_kernel() -> Any:
-    global _kernel, _kernel_looked_up
-    if not _kernel_looked_up:
-        try:
-            from thinpoint import digest_cpu
-
-            _kernel = digest_cpu.digest_words
-        except ImportError:
-            _kernel = None
-        _kernel_looked_up = True
-    return _kernel
+    try:
+        from thinpoint import digest_cpu
+    except ImportError:
+        return None
+    return digest_cpu.digest_words

@@ -242,7 +242,9 @@ _BY_ERRNO: dict[int, type[StorageError]] = {
 }
 
 
-def from_os_error(error: OSError, what: str, *, where: object = None, hint: str | None = None) -> StorageError:
+def from_os_error(
+    error: OSError, what: str, *, where: object = None, hint: str | None = None
+) -> StorageError:
     """The `StorageError` that stands for an `OSError`, with its errno and the system's own words."""
     cls = _BY_ERRNO.get(error.errno or 0, StorageError)
     reason = error.strerror or str(error)

@@ -24,7 +24,18 @@ WORDS = {
 }
 LENGTHS = (1, 2, 127, 255, 256, 257, 511, 512, 513, 1023, 5000, 32767, 32768, 32769)
 LONG_LENGTHS = (65537, 262143, 262144, 262145, 300001)
-KINDS = ("random", "normal", "constant", "zeros", "groups", "idle", "columns", "special", "powers", "outliers")
+KINDS = (
+    "random",
+    "normal",
+    "constant",
+    "zeros",
+    "groups",
+    "idle",
+    "columns",
+    "special",
+    "powers",
+    "outliers",
+)
 
 
 def to_words(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -64,7 +75,15 @@ def make(kind: str, dtype: str, length: int, seed: int = 0) -> tuple[np.ndarray,
         scale = np.exp2(rng.standard_normal(96) * 6)[np.arange(length) % 96]
         return to_words(np.abs(x) * scale, dtype), 96
     if kind == "special":
-        for step, value in ((7, 0.0), (11, np.nan), (13, -0.0), (17, np.inf), (19, -np.inf), (23, 5e-324), (29, 1e-40)):
+        for step, value in (
+            (7, 0.0),
+            (11, np.nan),
+            (13, -0.0),
+            (17, np.inf),
+            (19, -np.inf),
+            (23, 5e-324),
+            (29, 1e-40),
+        ):
             x[::step] = value
         words = to_words(x, dtype)
         words[::31] = np.iinfo(words.dtype).max

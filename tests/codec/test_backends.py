@@ -25,11 +25,17 @@ def same_bytes(a: EncodedPart, b: EncodedPart) -> bool:
         == (b.codec_id, b.word_bytes, b.num_elems, b.block_elems, b.prefix, b.raw_digest, b.chain)
         and np.array_equal(a.block_sizes, b.block_sizes)
         and np.array_equal(a.block_digests, b.block_digests)
-        and all(np.array_equal(x, y) for p, q in zip(a.blocks, b.blocks, strict=True) for x, y in zip(p, q, strict=True))
+        and all(
+            np.array_equal(x, y)
+            for p, q in zip(a.blocks, b.blocks, strict=True)
+            for x, y in zip(p, q, strict=True)
+        )
     )
 
 
-def decode(backend: HostBackend, part: EncodedPart, first: int = 0, last: int | None = None) -> tuple[np.ndarray, int]:
+def decode(
+    backend: HostBackend, part: EncodedPart, first: int = 0, last: int | None = None
+) -> tuple[np.ndarray, int]:
     """Decoded words (from a poisoned buffer) and their partial digest."""
     last = part.num_blocks if last is None else last
     start, end = first * part.block_elems, min(last * part.block_elems, part.num_elems)

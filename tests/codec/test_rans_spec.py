@@ -16,7 +16,13 @@ from thinpoint.codec.contract import CodedPart, EncodedPart, PartSpec
 from thinpoint.codec.plan import log2_table, sample_groups
 from thinpoint.codec.rans.spec import encode_tables, normalise, pack_prefix, parse_prefix
 from thinpoint.codec.transforms.split import Split, choose_split, join_words, split_words
-from thinpoint.errors import DamagedFileError, MalformedFileError, StateChangedError, ThinpointError, UnknownCodecError
+from thinpoint.errors import (
+    DamagedFileError,
+    MalformedFileError,
+    StateChangedError,
+    ThinpointError,
+    UnknownCodecError,
+)
 
 REFERENCE, CPU = get_backend("reference"), get_backend("cpu")
 
@@ -44,7 +50,11 @@ def test_reciprocals_divide_exactly_below_the_renormalised_state(f: int) -> None
     freq, bias, reciprocal, shift = (a.astype(object) for a in encode_tables(freqs))
     rng = np.random.default_rng(f)
     limit = f << 19
-    states = [*range(1 << 15, min(limit, (1 << 15) + 300)), *map(int, rng.integers(1 << 15, limit, 2000)), limit - 1]
+    states = [
+        *range(1 << 15, min(limit, (1 << 15) + 300)),
+        *map(int, rng.integers(1 << 15, limit, 2000)),
+        limit - 1,
+    ]
     for x in states:
         quotient = (x * reciprocal[3] >> 32) >> shift[3]
         assert x + bias[3] + quotient * (4096 - freq[3]) == 4096 * (x // f) + x % f
@@ -56,8 +66,16 @@ def test_split_and_join_are_inverse_for_every_mantissa_length(dtype: str) -> Non
         words, _ = make(kind, dtype, 4000)
         for zeros in range(0, 8 * words.itemsize, 3):
             cut = words >> words.dtype.type(zeros) << words.dtype.type(zeros)
-            for part in (cut, cut & words.dtype.type(~(1 << (8 * words.itemsize - 1)) & (1 << 64) - 1 & int(np.iinfo(words.dtype).max))):
-                split = choose_split(dtype, words.itemsize, int(np.bitwise_or.reduce(part)), int(np.bitwise_and.reduce(part)))
+            for part in (
+                cut,
+                cut
+                & words.dtype.type(
+                    ~(1 << (8 * words.itemsize - 1)) & (1 << 64) - 1 & int(np.iinfo(words.dtype).max)
+                ),
+            ):
+                split = choose_split(
+                    dtype, words.itemsize, int(np.bitwise_or.reduce(part)), int(np.bitwise_and.reduce(part))
+                )
                 assert split is not None and split.is_valid
                 assert split.raw_bits % 2 == 0
                 assert np.array_equal(join_words(*split_words(part, split), split), part)
@@ -65,11 +83,21 @@ def test_split_and_join_are_inverse_for_every_mantissa_length(dtype: str) -> Non
 
 def test_split_follows_the_specification() -> None:
     everything = 0xFFFFFFFF
-    assert choose_split("float32", 4, everything, 0) == Split(word_bits=32, sign_mode=1, trailing_zeros=0, low_bits=21)
-    assert choose_split("float32", 4, everything >> 1, 0) == Split(word_bits=32, sign_mode=2, trailing_zeros=0, low_bits=20)
-    assert choose_split("float32", 4, 0xFFFF0000, 0) == Split(word_bits=32, sign_mode=1, trailing_zeros=16, low_bits=5)
-    assert choose_split("bfloat16", 2, 0xFFFF, 0) == Split(word_bits=16, sign_mode=1, trailing_zeros=0, low_bits=5)
-    assert choose_split("float16", 2, 0xFFFF, 0x8000) == Split(word_bits=16, sign_mode=3, trailing_zeros=0, low_bits=8)
+    assert choose_split("float32", 4, everything, 0) == Split(
+        word_bits=32, sign_mode=1, trailing_zeros=0, low_bits=21
+    )
+    assert choose_split("float32", 4, everything >> 1, 0) == Split(
+        word_bits=32, sign_mode=2, trailing_zeros=0, low_bits=20
+    )
+    assert choose_split("float32", 4, 0xFFFF0000, 0) == Split(
+        word_bits=32, sign_mode=1, trailing_zeros=16, low_bits=5
+    )
+    assert choose_split("bfloat16", 2, 0xFFFF, 0) == Split(
+        word_bits=16, sign_mode=1, trailing_zeros=0, low_bits=5
+    )
+    assert choose_split("float16", 2, 0xFFFF, 0x8000) == Split(
+        word_bits=16, sign_mode=3, trailing_zeros=0, low_bits=8
+    )
     assert choose_split("int32", 4, everything, 0) is None
 
 
@@ -83,7 +111,9 @@ def test_sampled_groups_ascend_and_spread_over_the_part() -> None:
             assert columns.min() > 0.8 * groups.size / 16
 
 
-def coded(kind: str = "outliers", dtype: str = "float32", length: int = 40000) -> tuple[np.ndarray, EncodedPart]:
+def coded(
+    kind: str = "outliers", dtype: str = "float32", length: int = 40000
+) -> tuple[np.ndarray, EncodedPart]:
     words, row = make(kind, dtype, length)
     part = CPU.encode(words, PartSpec(dtype=dtype, row_elems=row))
     assert part.codec_id == 2
@@ -141,7 +171,9 @@ def test_a_prefix_that_lies_is_malformed(offset: int, value: bytes) -> None:
     _, part = coded()
     for backend in (REFERENCE, CPU):
         with pytest.raises(MalformedFileError):
-            backend.decode(replace_field(part, offset, value), 0, part.blocks, np.zeros(part.num_elems, np.uint32))
+            backend.decode(
+                replace_field(part, offset, value), 0, part.blocks, np.zeros(part.num_elems, np.uint32)
+            )
 
 
 def test_a_prefix_cut_anywhere_is_malformed() -> None:
@@ -151,15 +183,24 @@ def test_a_prefix_cut_anywhere_is_malformed() -> None:
             parse_prefix(part.prefix[:length], part.num_elems, part.word_bytes, part.block_elems)
 
 
-def damaged(blocks: tuple[tuple[np.ndarray, ...], ...], plane: int, byte: int, bit: int) -> list[list[np.ndarray]]:
+def damaged(
+    blocks: tuple[tuple[np.ndarray, ...], ...], plane: int, byte: int, bit: int
+) -> list[list[np.ndarray]]:
     copy = [[block.copy() for block in p] for p in blocks]
     copy[plane][0][byte % copy[plane][0].size] ^= np.uint8(1 << bit)
     return copy
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 1), st.integers(0, 1 << 20), st.integers(0, 7), st.sampled_from(["outliers", "idle", "columns"]))
-def test_a_damaged_stream_is_refused_or_changes_the_digest(plane: int, byte: int, bit: int, kind: str) -> None:
+@given(
+    st.integers(0, 1),
+    st.integers(0, 1 << 20),
+    st.integers(0, 7),
+    st.sampled_from(["outliers", "idle", "columns"]),
+)
+def test_a_damaged_stream_is_refused_or_changes_the_digest(
+    plane: int, byte: int, bit: int, kind: str
+) -> None:
     words, part = coded(kind, length=3000)
     blocks = damaged(part.blocks, plane, byte, bit)
     verdicts = []
@@ -175,8 +216,15 @@ def test_a_damaged_stream_is_refused_or_changes_the_digest(plane: int, byte: int
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.binary(min_size=0, max_size=600), st.binary(min_size=0, max_size=2000), st.binary(min_size=0, max_size=2000), st.integers(0, 4))
-def test_arbitrary_bytes_never_do_worse_than_an_error(prefix: bytes, first: bytes, second: bytes, codec: int) -> None:
+@given(
+    st.binary(min_size=0, max_size=600),
+    st.binary(min_size=0, max_size=2000),
+    st.binary(min_size=0, max_size=2000),
+    st.integers(0, 4),
+)
+def test_arbitrary_bytes_never_do_worse_than_an_error(
+    prefix: bytes, first: bytes, second: bytes, codec: int
+) -> None:
     planes = [first, second] if codec == 2 else [] if codec == 1 else [first]
     blocks = [[np.frombuffer(p + bytes(-len(p) % 8), np.uint8).copy()] for p in planes]
     part = CodedPart(
@@ -185,7 +233,9 @@ def test_arbitrary_bytes_never_do_worse_than_an_error(prefix: bytes, first: byte
         num_elems=700,
         block_elems=262144,
         prefix=prefix,
-        block_sizes=np.array([[b.size for b in p] for p in blocks], np.int64).reshape(len(planes), int(bool(planes))),
+        block_sizes=np.array([[b.size for b in p] for p in blocks], np.int64).reshape(
+            len(planes), int(bool(planes))
+        ),
     )
     for backend in (REFERENCE, CPU):
         try:
@@ -196,14 +246,21 @@ def test_arbitrary_bytes_never_do_worse_than_an_error(prefix: bytes, first: byte
 
 def test_an_unknown_codec_is_named() -> None:
     part = CodedPart(
-        codec_id=77, word_bytes=4, num_elems=1, block_elems=1, prefix=b"", block_sizes=np.zeros((0, 0), np.int64)
+        codec_id=77,
+        word_bytes=4,
+        num_elems=1,
+        block_elems=1,
+        prefix=b"",
+        block_sizes=np.zeros((0, 0), np.int64),
     )
     with pytest.raises(UnknownCodecError, match="77"):
         CPU.decode(part, 0, [], np.zeros(1, np.uint32))
 
 
 @pytest.mark.parametrize("change", ["low_bit", "sign", "idle_group"])
-def test_words_that_change_under_the_encoder_are_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_that_change_under_the_encoder_are_refused(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words, row = make("idle", "float32", 40000)
     words &= np.uint32(0x7FFF0000)
     kept = np.flatnonzero(words)

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from thinpoint.codec import raw, zstd
-from thinpoint.codec.contract import Backend, CodedPart, EncodedPart, Mapper, PartSpec, serial_map
+from thinpoint.codec.contract import CodedPart, EncodedPart, Mapper, PartSpec, serial_map
 from thinpoint.codec.plan import MIN_CODED_ELEMS, make_plan
 from thinpoint.codec.rans import decoder, encoder
 from thinpoint.codec.rans.kernels import Kernels
 from thinpoint.codec.rans.spec import CODEC_ID as RANS_ID
 from thinpoint.codec.transforms.split import choose_split
-from thinpoint.errors import BackendUnavailableError, EncodeProofError, MalformedFileError, UnknownCodecError, UsageError
+from thinpoint.errors import (
+    BackendUnavailableError,
+    EncodeProofError,
+    MalformedFileError,
+    UnknownCodecError,
+    UsageError,
+)
 
 CODECS = ("thin", "zstd", "raw")
 """Names a user may ask for: our own chains, Zstandard frames, nothing."""
@@ -66,7 +72,7 @@ class HostBackend:
         split = choose_split(spec.dtype, words.itemsize, scan.or_mask, scan.and_mask)
         raw_bits = 8 * words.nbytes
         if split is None or words.size < MIN_CODED_ELEMS:
-            if split is not None and words.itemsize > 1 or words.nbytes < _MIN_ZSTD_BYTES:
+            if (split is not None and words.itemsize > 1) or words.nbytes < _MIN_ZSTD_BYTES:
                 return raw.encode_raw(words, map)
             if zstd.sample_bits(words) * 100 < raw_bits * _ZSTD_GAIN_PERCENT:
                 return smaller(zstd.encode_zstd(words, map), words, map)
@@ -92,7 +98,9 @@ class HostBackend:
     ) -> int:
         """See `Backend.decode`."""
         if out.itemsize != part.word_bytes:
-            raise UsageError("the output has words of the wrong width", expected=part.word_bytes, actual=out.itemsize)
+            raise UsageError(
+                "the output has words of the wrong width", expected=part.word_bytes, actual=out.itemsize
+            )
         if len({len(plane) for plane in blocks}) > 1 or len(blocks) != part.num_planes:
             raise MalformedFileError("the planes of a part have different numbers of blocks")
         if part.codec_id == RANS_ID:
@@ -111,7 +119,7 @@ def smaller(part: EncodedPart, words: np.ndarray, map: Mapper) -> EncodedPart:
     return part if part.stored_bytes < words.nbytes else raw.encode_raw(words, map)
 
 
-def prove(backend: Backend, part: EncodedPart, map: Mapper) -> None:
+def prove(backend: HostBackend, part: EncodedPart, map: Mapper) -> None:
     """Decode a part, a few blocks at a time, and compare the digest of its bits.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-WORD_DTYPES = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+WORD_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or an executor's: runs a function over items, yields results in order, raises the first error."""
@@ -78,8 +78,8 @@ class EncodedPart(CodedPart):
     """A `CodedPart` with its bytes.
 
     Attributes:
-        blocks: for each plane its blocks in order, uint8 arrays in host memory, owned by the part. Separate arrays: a plane in one
-            piece would cost one more copy of everything.
+        blocks: for each plane its blocks in order, uint8 arrays in host memory, owned by the part. Separate arrays: a
+            plane in one piece would cost one more copy of everything.
         block_digests: uint64 array of the shape of block_sizes: digest of each stored block.
         raw_digest: digest of the part's words as little-endian bytes, first word index 0.
         chain: the chain in words, for people ("group+column+rans").
@@ -109,7 +109,13 @@ class Backend(Protocol):
         ...
 
     def decode(
-        self, part: CodedPart, first_block: int, blocks: Sequence[Sequence[Any]], out: Any, *, map: Mapper = serial_map
+        self,
+        part: CodedPart,
+        first_block: int,
+        blocks: Sequence[Sequence[Any]],
+        out: Any,
+        *,
+        map: Mapper = serial_map,
     ) -> int:
         """Decode consecutive blocks into `out`; returns the partial raw digest of what was decoded.
 

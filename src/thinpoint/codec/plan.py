@@ -130,7 +130,12 @@ def make_coding(differences: Differences, exact: bool) -> Coding:
     cost = int((histogram * np.where(present, bits, 0)).sum())
     cost += num_patches * ((PATCH_BITS << COST_SCALE_BITS) + int(bits[fill]))
     return Coding(
-        window_base=start - HISTOGRAM_ZERO - 1, freqs=freqs, lowest=lowest, highest=highest, fill=fill, cost=cost
+        window_base=start - HISTOGRAM_ZERO - 1,
+        freqs=freqs,
+        lowest=lowest,
+        highest=highest,
+        fill=fill,
+        cost=cost,
     )
 
 
@@ -155,7 +160,9 @@ class Plan:
     estimated_bits: int
 
 
-def make_plan(words: np.ndarray, spec: PartSpec, split: Split, scan: Scan, kernels: Kernels, map: Mapper) -> Plan:
+def make_plan(
+    words: np.ndarray, spec: PartSpec, split: Split, scan: Scan, kernels: Kernels, map: Mapper
+) -> Plan:
     """The cheapest of: one mean for the part, a mean for each group, group means and a column profile."""
     num_elems = int(words.size)
     num_groups = scan.kept.size

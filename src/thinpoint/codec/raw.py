@@ -52,7 +52,9 @@ def decode_raw(
 ) -> int:
     """Copy blocks into `out`; returns the partial raw digest."""
     if part.num_planes != 1:
-        raise MalformedFileError("a raw part has the wrong number of planes", expected=1, actual=part.num_planes)
+        raise MalformedFileError(
+            "a raw part has the wrong number of planes", expected=1, actual=part.num_planes
+        )
     origin = first_block * part.block_elems
 
     def copy_one(i: int) -> int:
@@ -60,7 +62,9 @@ def decode_raw(
         target = as_bytes(out[start - origin : end - origin])
         block = blocks[0][i]
         if block.size != -(-target.size // 8) * 8 or block[target.size :].any():
-            raise MalformedFileError("a raw block has the wrong size or padding", expected=target.size, actual=block.size)
+            raise MalformedFileError(
+                "a raw block has the wrong size or padding", expected=target.size, actual=block.size
+            )
         target[...] = block[: target.size]
         return digest(target, start * part.word_bytes // 8)
 
@@ -97,6 +101,8 @@ def encode_const(words: np.ndarray, map: Mapper) -> EncodedPart:
 def decode_const(part: CodedPart, out: np.ndarray, first_elem: int) -> int:
     """Fill `out`; returns the partial raw digest."""
     if part.num_planes or len(part.prefix) != part.word_bytes:
-        raise MalformedFileError("a constant part holds more than one word", expected=part.word_bytes, actual=len(part.prefix))
+        raise MalformedFileError(
+            "a constant part holds more than one word", expected=part.word_bytes, actual=len(part.prefix)
+        )
     out[...] = np.frombuffer(part.prefix, WORD_DTYPES[part.word_bytes])[0]
     return digest(out, first_elem * part.word_bytes // 8)

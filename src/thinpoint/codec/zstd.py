@@ -27,8 +27,8 @@ def encode_zstd(words: np.ndarray, map: Mapper) -> EncodedPart:
     """The words as Zstandard frames, one a block."""
 
     def encode_one(start: int) -> tuple[np.ndarray, int, int]:
-        piece = as_bytes(words[start : start + BLOCK_ELEMS]).copy()
-        frame = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(piece)
+        piece = as_bytes(words[start : start + BLOCK_ELEMS]).copy()  # private: words may change meanwhile
+        frame = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(piece.tobytes())
         stored = pad8(np.frombuffer(frame, np.uint8))
         return stored, digest(stored), digest(piece, start * words.itemsize // 8)
 
@@ -52,7 +52,9 @@ def decode_zstd(
 ) -> int:
     """Decompress blocks into `out`; returns the partial raw digest. Memory is bounded by the block's raw size."""
     if part.num_planes != 1:
-        raise MalformedFileError("a zstd part has the wrong number of planes", expected=1, actual=part.num_planes)
+        raise MalformedFileError(
+            "a zstd part has the wrong number of planes", expected=1, actual=part.num_planes
+        )
     origin = first_block * part.block_elems
 
     def decode_one(i: int) -> int:
@@ -77,12 +79,14 @@ def decompress_frame(block: np.ndarray, raw_bytes: int) -> bytes:
                 "a zstd frame has the wrong size", expected=raw_bytes, actual=parameters.content_size
             )
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-        content = decompressor.decompress(block)
+        content = decompressor.decompress(block.tobytes())
     except zstandard.ZstdError as error:
         raise MalformedFileError(f"a zstd frame cannot be decompressed: {error}") from error
     rest = decompressor.unused_data
     if not decompressor.eof or len(content) != raw_bytes or len(rest) > 7 or any(rest):
-        raise MalformedFileError("a zstd block holds more or less than one frame", expected=raw_bytes, actual=len(content))
+        raise MalformedFileError(
+            "a zstd block holds more or less than one frame", expected=raw_bytes, actual=len(content)
+        )
     return content
 
 
@@ -95,5 +99,5 @@ def sample_bits(words: np.ndarray) -> int:
         sample = np.concatenate([data[s : s + piece] for s in starts])
     else:
         sample = data
-    compressed = len(zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(sample)))
+    compressed = len(zstandard.ZstdCompressor(level=LEVEL).compress(sample.tobytes()))
     return 8 * compressed * data.size // max(sample.size, 1)

@@ -101,7 +101,12 @@ def column_sums(
 
 
 def differences(
-    words: np.ndarray, groups: np.ndarray, split: Split, means: np.ndarray, profile: np.ndarray | None, map: Mapper
+    words: np.ndarray,
+    groups: np.ndarray,
+    split: Split,
+    means: np.ndarray,
+    profile: np.ndarray | None,
+    map: Mapper,
 ) -> Differences:
     """Histogram of top - prediction over the groups."""
     top_shift, top_mask = _fields(split, words.dtype)[:2]
@@ -168,7 +173,11 @@ def encode_block(block: BlockInput) -> BlockOutput:
             raws,
             patches,
         )
-        or_mask, and_mask, left_out = or_mask | int(piece_or), and_mask & int(piece_and), left_out | int(piece_left)
+        or_mask, and_mask, left_out = (
+            or_mask | int(piece_or),
+            and_mask & int(piece_and),
+            left_out | int(piece_left),
+        )
         if num_patches:
             positions.append(start + patches[:num_patches].copy())
         end = raw_at + int(raw_sizes[s])
@@ -203,7 +212,12 @@ def encode_block(block: BlockInput) -> BlockOutput:
 
 
 def decode_block(
-    prefix: RansPrefix, first_elem: int, values: np.ndarray, raw: np.ndarray, entropy: np.ndarray, out: np.ndarray
+    prefix: RansPrefix,
+    first_elem: int,
+    values: np.ndarray,
+    raw: np.ndarray,
+    entropy: np.ndarray,
+    out: np.ndarray,
 ) -> int:
     """One block into its words; patches are left to the caller."""
     split, segment_elems = prefix.split, prefix.segment_elems()
@@ -216,7 +230,9 @@ def decode_block(
     symbols = _scratch("symbols", segment_elems, np.uint8)
     if single >= 0:
         if entropy.size:
-            raise MalformedFileError("a block of a single symbol has entropy-coded bytes", expected=0, actual=entropy.size)
+            raise MalformedFileError(
+                "a block of a single symbol has entropy-coded bytes", expected=0, actual=entropy.size
+            )
         symbols[...] = single
     else:
         _, states, _, ends = open_entropy(entropy, values)

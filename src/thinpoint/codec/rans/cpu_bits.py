@@ -7,7 +7,7 @@ odd widths and widths over 32 through the general loop.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numba as nb
@@ -55,7 +55,7 @@ def _whole_periods(num_values: int, raw_bits: int) -> int:
     return num_values // _PERIOD * _PERIOD if raw_bits % 2 == 0 and 0 < raw_bits <= 32 else 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def _period_kernels(raw_bits: int) -> tuple[Any, Any]:
     """(pack, unpack) of whole periods for one width. Unsigned indices: signed ones stop the vectoriser."""
     mask = np.uint32((1 << raw_bits) - 1)

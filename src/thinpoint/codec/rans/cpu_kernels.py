@@ -114,7 +114,20 @@ def differences(words, groups, top_shift, top_mask, means, profile, bins):
 
 @_jit
 def make_symbols(
-    words, kept, means, profile, first_elem, fields, window_base, lowest, highest, zero_present, fill, symbols, raws, patches
+    words,
+    kept,
+    means,
+    profile,
+    first_elem,
+    fields,
+    window_base,
+    lowest,
+    highest,
+    zero_present,
+    fill,
+    symbols,
+    raws,
+    patches,
 ):
     """Symbols and raw bits of one segment's coded values, end to end.
 

@@ -15,11 +15,18 @@ from thinpoint.errors import MalformedFileError
 
 
 def decode(
-    part: CodedPart, first_block: int, blocks: Sequence[Sequence[Any]], out: np.ndarray, kernels: Kernels, map: Mapper
+    part: CodedPart,
+    first_block: int,
+    blocks: Sequence[Sequence[Any]],
+    out: np.ndarray,
+    kernels: Kernels,
+    map: Mapper,
 ) -> int:
     """Decode into `out`; returns the partial raw digest of what was decoded. See `contract.Backend.decode`."""
     if part.num_planes != 2:
-        raise MalformedFileError("a part coded by symbols has the wrong number of planes", expected=2, actual=part.num_planes)
+        raise MalformedFileError(
+            "a part coded by symbols has the wrong number of planes", expected=2, actual=part.num_planes
+        )
     prefix = parse_prefix(part.prefix, part.num_elems, part.word_bytes, part.block_elems)
     values = prefix.values_in_segments(part.num_elems)
     segments_per_block = part.block_elems // prefix.segment_elems()

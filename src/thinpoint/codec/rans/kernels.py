@@ -116,7 +116,13 @@ class Kernels(Protocol):
         ...
 
     def differences(
-        self, words: Any, groups: np.ndarray, split: Split, means: np.ndarray, profile: np.ndarray | None, map: Mapper
+        self,
+        words: Any,
+        groups: np.ndarray,
+        split: Split,
+        means: np.ndarray,
+        profile: np.ndarray | None,
+        map: Mapper,
     ) -> Differences:
         """Histogram over the groups with these indices; means is one for each of them, or a single one."""
         ...
@@ -124,7 +130,13 @@ class Kernels(Protocol):
     def encode_block(self, block: BlockInput) -> BlockOutput: ...
 
     def decode_block(
-        self, prefix: RansPrefix, first_elem: int, values: np.ndarray, raw: np.ndarray, entropy: np.ndarray, out: Any
+        self,
+        prefix: RansPrefix,
+        first_elem: int,
+        values: np.ndarray,
+        raw: np.ndarray,
+        entropy: np.ndarray,
+        out: Any,
     ) -> int:
         """Decode one block into `out` (its words, patches not applied); returns 0.
 

@@ -29,8 +29,10 @@ def scan(words: np.ndarray, map: Mapper) -> Scan:
     """OR, AND and the groups with any bit set."""
     padded = np.zeros(-(-words.size // GROUP_ELEMS) * GROUP_ELEMS, words.dtype)
     padded[: words.size] = words
-    kept = padded.reshape(-1, GROUP_ELEMS).any(1)
-    return Scan(or_mask=int(np.bitwise_or.reduce(words)), and_mask=int(np.bitwise_and.reduce(words)), kept=kept)
+    kept = padded.reshape(-1, GROUP_ELEMS).max(axis=1) != 0
+    return Scan(
+        or_mask=int(np.bitwise_or.reduce(words)), and_mask=int(np.bitwise_and.reduce(words)), kept=kept
+    )
 
 
 def _group_indices(groups: np.ndarray, num_elems: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +69,12 @@ def _predictions(index: np.ndarray, means_of: np.ndarray, profile: np.ndarray | 
 
 
 def differences(
-    words: np.ndarray, groups: np.ndarray, split: Split, means: np.ndarray, profile: np.ndarray | None, map: Mapper
+    words: np.ndarray,
+    groups: np.ndarray,
+    split: Split,
+    means: np.ndarray,
+    profile: np.ndarray | None,
+    map: Mapper,
 ) -> Differences:
     """Histogram of top - prediction over the groups."""
     index, owner = _group_indices(groups, words.size)
@@ -110,7 +117,11 @@ def encode_block(block: BlockInput) -> BlockOutput:
     elems = _kept_elems(block.kept, words.size)
     coded = words[elems]
     top, raw = split_words(coded, split)
-    means_of = block.means[elems // GROUP_ELEMS] if block.means.size > 1 else np.broadcast_to(block.means, elems.shape)
+    means_of = (
+        block.means[elems // GROUP_ELEMS]
+        if block.means.size > 1
+        else np.broadcast_to(block.means, elems.shape)
+    )
     symbol = top - _predictions(block.first_elem + elems, means_of, prefix.profile) - prefix.window_base
     symbol[top == 0] = 0
     patched = np.where(top == 0, not block.zero_present, (symbol < block.lowest) | (symbol > block.highest))
@@ -184,7 +195,12 @@ def _encode_lanes(symbols: np.ndarray, valid: np.ndarray, prefix: RansPrefix) ->
 
 
 def decode_block(
-    prefix: RansPrefix, first_elem: int, values: np.ndarray, raw: np.ndarray, entropy: np.ndarray, out: np.ndarray
+    prefix: RansPrefix,
+    first_elem: int,
+    values: np.ndarray,
+    raw: np.ndarray,
+    entropy: np.ndarray,
+    out: np.ndarray,
 ) -> int:
     """One block into its words; patches are left to the caller."""
     split, segment_elems = prefix.split, prefix.segment_elems()
@@ -197,12 +213,16 @@ def decode_block(
     raws = _unpack_raw(raw, values, split.raw_bits)
     if prefix.single_symbol >= 0:
         if entropy.size:
-            raise MalformedFileError("a block of a single symbol has entropy-coded bytes", expected=0, actual=entropy.size)
+            raise MalformedFileError(
+                "a block of a single symbol has entropy-coded bytes", expected=0, actual=entropy.size
+            )
         symbol = np.full(elems.size, prefix.single_symbol)
     else:
         symbol = _decode_lanes(entropy, values, prefix.decode_table)[segment, place]
     means = prefix.means
-    means_of = means[first_group + elems // GROUP_ELEMS] if means.size > 1 else np.broadcast_to(means, elems.shape)
+    means_of = (
+        means[first_group + elems // GROUP_ELEMS] if means.size > 1 else np.broadcast_to(means, elems.shape)
+    )
     top = symbol + _predictions(first_elem + elems, means_of, prefix.profile) + prefix.window_base
     top[symbol == 0] = 0
     out[...] = 0
@@ -265,12 +285,16 @@ def check_final(clean: bool) -> None:
         raise MalformedFileError("a segment's lanes did not end in their start states")
 
 
-def open_entropy(entropy: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def open_entropy(
+    entropy: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(word counts int64, states uint32[segment, lane], words uint16, end of each segment's words), all checked."""
     num_segments = values.size
     fixed = 4 * num_segments * (1 + LANES)
     if entropy.size < fixed:
-        raise MalformedFileError("an entropy block is shorter than its header", expected=fixed, actual=entropy.size)
+        raise MalformedFileError(
+            "an entropy block is shorter than its header", expected=fixed, actual=entropy.size
+        )
     count = entropy[: 4 * num_segments].view("<u4").astype(np.int64)
     state = entropy[4 * num_segments : fixed].view("<u4").reshape(num_segments, LANES)
     words = entropy[fixed:].view("<u2")

@@ -178,7 +178,10 @@ def pack_prefix(prefix: RansPrefix) -> bytes:
     ]
     if single < 0:
         present = prefix.freqs > 0
-        parts += [_padded(np.packbits(present, bitorder="little")), _padded(prefix.freqs[present].astype("<u2"))]
+        parts += [
+            _padded(np.packbits(present, bitorder="little")),
+            _padded(prefix.freqs[present].astype("<u2")),
+        ]
     if prefix.profile is not None:
         parts.append(_padded(profile.astype("<u2" if wide_profile else "u1")))
     if has_means:
@@ -226,17 +229,35 @@ def parse_prefix(data: bytes, num_elems: int, word_bytes: int, block_elems: int)
         MalformedFileError: a size, count, sum or range is not as the specification demands.
     """
     _check(len(data) >= _HEADER.size, "the prefix of a part is shorter than its header")
-    (flags, sign_mode, zeros, low, steps, single, reserved, base, mean_base, profile_base, columns, patches, reserved2) = (
-        _HEADER.unpack_from(data)
+    (
+        flags,
+        sign_mode,
+        zeros,
+        low,
+        steps,
+        single,
+        reserved,
+        base,
+        mean_base,
+        profile_base,
+        columns,
+        patches,
+        reserved2,
+    ) = _HEADER.unpack_from(data)
+    _check(
+        not flags & ~_FLAGS_KNOWN and not reserved and not reserved2,
+        "reserved bits of a part's prefix are set",
     )
-    _check(not flags & ~_FLAGS_KNOWN and not reserved and not reserved2, "reserved bits of a part's prefix are set")
     split = Split(word_bits=8 * word_bytes, sign_mode=sign_mode, trailing_zeros=zeros, low_bits=low)
     _check(sign_mode <= SIGN_ONE and split.is_valid, "the bit fields of a part do not fit its words")
     _check(
         0 < steps <= MAX_STEPS and steps % STEPS_PER_GROUP == 0 and block_elems % (LANES * steps) == 0,
         "the segment length of a part is not valid",
     )
-    _check(max(abs(base), abs(mean_base), abs(profile_base)) <= MAX_BASE, "a base in a part's prefix is out of range")
+    _check(
+        max(abs(base), abs(mean_base), abs(profile_base)) <= MAX_BASE,
+        "a base in a part's prefix is out of range",
+    )
     _check(patches <= num_elems and columns <= num_elems, "a part has more patches or columns than elements")
     _check(bool(flags & FLAG_PROFILE) == (columns > 0), "a part's profile flag and column count disagree")
     _check(bool(flags & FLAG_SINGLE) or single == 0, "reserved bits of a part's prefix are set")
@@ -255,13 +276,17 @@ def parse_prefix(data: bytes, num_elems: int, word_bytes: int, block_elems: int)
         present = np.unpackbits(cursor.take("u1", NUM_SYMBOLS // 8), bitorder="little").astype(bool)
         freqs[present] = cursor.take("<u2", int(present.sum()))
         _check(
-            int(freqs.sum()) == PROB_SCALE and bool((freqs[present] > 0).all()) and int(freqs.max()) < PROB_SCALE,
+            int(freqs.sum()) == PROB_SCALE
+            and bool((freqs[present] > 0).all())
+            and int(freqs.max()) < PROB_SCALE,
             "the frequencies of a part do not sum to 4096",
         )
     num_groups = -(-num_elems // GROUP_ELEMS)
     profile = None
     if flags & FLAG_PROFILE:
-        profile = cursor.take("<u2" if flags & FLAG_PROFILE16 else "u1", columns).astype(np.int32) + profile_base
+        profile = (
+            cursor.take("<u2" if flags & FLAG_PROFILE16 else "u1", columns).astype(np.int32) + profile_base
+        )
     means = np.array([mean_base], np.int32)
     if flags & FLAG_MEANS:
         means = cursor.take("<u2" if flags & FLAG_MEANS16 else "u1", num_groups).astype(np.int32) + mean_base

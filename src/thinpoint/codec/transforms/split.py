@@ -105,7 +105,9 @@ def split_words(words: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray
 
 def join_words(top: np.ndarray, raw: np.ndarray, split: Split) -> np.ndarray:
     """The words that `split_words` took apart; bits of top beyond top_bits are dropped."""
-    wide = (top.astype(np.int64).astype(np.uint64) & np.uint64((1 << split.top_bits) - 1)) << np.uint64(split.top_shift)
+    wide = (top.astype(np.int64).astype(np.uint64) & np.uint64((1 << split.top_bits) - 1)) << np.uint64(
+        split.top_shift
+    )
     wide |= (raw & np.uint64((1 << split.low_bits) - 1)) << np.uint64(split.trailing_zeros)
     wide |= sign_bits(raw, split)
     return wide.astype(f"<u{split.word_bits // 8}")

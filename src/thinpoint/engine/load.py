@@ -1,0 +1,205 @@
+"""A file to the object that was saved: storages are filled on all threads, then the object is built over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinpoint.codec.backend import HostBackend
+from thinpoint.engine.restore import Restorer, Target
+from thinpoint.engine.views import SPAN_BYTES, host_bytes
+from thinpoint.engine.workers import Workers
+from thinpoint.errors import LimitExceededError, MalformedFileError, UsageError
+from thinpoint.file.index import tensor_record
+from thinpoint.file.reader import FileReader
+from thinpoint.state.tree_names import match, walk
+from thinpoint.state.unflatten import unflatten
+
+if TYPE_CHECKING:
+    import torch
+
+Ranges = dict[int, list[tuple[int, int]]]
+
+
+def load_object(
+    reader: FileReader,
+    backend: HostBackend,
+    workers: Workers,
+    *,
+    map_location: Any = None,
+    weights_only: bool = True,
+    names: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """The object, or the part of it that `names` selects. See `thinpoint.load`."""
+    index = reader.index
+    select = None if names is None else match((path for path, _ in walk(index.tree)), names)
+    storages = StorageLoader(Restorer(reader, backend, workers, progress), map_location)
+    return unflatten(
+        index.tree,
+        [tensor_record(tensor) for tensor in index.tensors],
+        num_storages=len(index.storages),
+        prepare=storages.prepare,
+        fetch_storage=storages.storage,
+        fetch_blob=storages.blob,
+        weights_only=weights_only,
+        select=select,
+    )
+
+
+class StorageLoader:
+    """Makes torch storages of the storages of a file, on the devices that `map_location` asks for."""
+
+    def __init__(self, restorer: Restorer, map_location: Any) -> None:
+        self._restorer = restorer
+        self._entries = restorer.reader.index.storages
+        self._map_location = map_location
+        self._ready: dict[int, torch.UntypedStorage] = {}
+
+    def prepare(self, needed: Ranges) -> None:
+        """Fill all storages at once, so that small ones are decoded side by side.
+
+        Args:
+            needed: for each storage the byte ranges that tensors cover, sorted and disjoint.
+        """
+        import torch
+
+        self._check_memory(sum(self._entry_bytes(storage) for storage in needed))
+        on_host: list[Target] = []
+        for storage, ranges in needed.items():
+            device = self._device(storage)
+            if device.type == "meta":
+                self._ready[storage] = torch.UntypedStorage(self._entry_bytes(storage), device="meta")
+            elif device.type != "cpu":
+                self._ready[storage] = self._fill_device(storage, ranges, device)
+            else:
+                made = self._ready[storage] = torch.UntypedStorage(self._entry_bytes(storage))
+                on_host += host_targets(storage, ranges, made)
+        self._restorer.fill(on_host)
+        if callable(self._map_location):
+            for storage, made in self._ready.items():
+                self._ready[storage] = self._relocated(storage, made)
+
+    def storage(self, storage: int, ranges: list[tuple[int, int]]) -> torch.UntypedStorage:
+        """A storage that was prepared, or filled now."""
+        if storage not in self._ready:
+            self.prepare({storage: ranges})
+        return self._ready[storage]
+
+    def blob(self, storage: int) -> memoryview:
+        """All bytes of a storage that is no tensor's."""
+        self._check_memory(self._entry_bytes(storage))
+        data = np.empty(self._entry_bytes(storage), np.uint8)
+        self._restorer.fill([Target(storage=storage, start=0, out=data)])
+        return data.data
+
+    def _entry_bytes(self, storage: int) -> int:
+        if not 0 <= storage < len(self._entries):
+            raise MalformedFileError("the tree names a storage that the file does not hold", actual=storage)
+        return self._entries[storage].bytes
+
+    def _device(self, storage: int) -> torch.device:
+        """Where a storage goes. A callable gets it on the CPU first, as in torch."""
+        if callable(self._map_location):
+            import torch
+
+            return torch.device("cpu")
+        return resolve_device(self._entries[storage].device, self._map_location)
+
+    def _relocated(self, storage: int, made: torch.UntypedStorage) -> torch.UntypedStorage:
+        recorded = self._entries[storage].device
+        result = self._map_location(made, recorded)
+        if result is None:
+            return made.to(device=resolve_device(recorded, None))
+        return getattr(result, "untyped", lambda: result)() if hasattr(result, "untyped") else result
+
+    def _fill_device(
+        self, storage: int, ranges: list[tuple[int, int]], device: torch.device
+    ) -> torch.UntypedStorage:
+        """Through a bounce buffer of SPAN_BYTES times the threads."""
+        import torch
+
+        num_bytes = self._entry_bytes(storage)
+        on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        for range_start, range_end in ranges:
+            for start in range(range_start, range_end, 4 * SPAN_BYTES):
+                piece = np.empty(min(4 * SPAN_BYTES, range_end - start), np.uint8)
+                self._restorer.fill([Target(storage=storage, start=start, out=piece)])
+                on_device[start : start + piece.size].copy_(torch.from_numpy(piece))
+        return on_device.untyped_storage()
+
+    def _check_memory(self, num_bytes: int) -> None:
+        """Refuse what the whole machine could not hold: a file of a few bytes may ask for any amount of constants."""
+        most = physical_memory_bytes()
+        if num_bytes > most:
+            raise LimitExceededError(
+                "the file asks for more memory than this machine has",
+                where=self._restorer.reader.name,
+                expected=f"at most {most:,} bytes",
+                actual=f"{num_bytes:,}",
+                hint="`names=` loads a part of it; `thinpoint inspect` shows what it claims to hold",
+            )
+
+
+def host_targets(storage: int, ranges: list[tuple[int, int]], made: torch.UntypedStorage) -> list[Target]:
+    """Targets for the ranges of a CPU storage; the bytes between them are set to zero."""
+    import torch
+
+    if made.nbytes() == 0:
+        return []
+    memory = host_bytes(torch.empty(0, dtype=torch.uint8).set_(made, 0, (made.nbytes(),), (1,)))
+    targets, covered = [], 0
+    for start, end in ranges:
+        memory[covered:start] = 0
+        targets.append(Target(storage=storage, start=start, out=memory[start:end]))
+        covered = end
+    memory[covered:] = 0
+    return targets
+
+
+def physical_memory_bytes() -> int:
+    """Memory and swap of this machine."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            swap = next((line for line in lines if line.startswith("SwapTotal:")), "SwapTotal: 0 kB")
+    except OSError:
+        return total
+    return total + 1024 * int(swap.split()[1])
+
+
+def resolve_device(recorded: str, map_location: Any) -> torch.device:
+    """Where a tensor goes: `map_location` as for `torch.load`, not a callable; by default where it was, else the CPU.
+
+    Raises:
+        UsageError: map_location is none of these, or no device.
+    """
+    import torch
+
+    if isinstance(map_location, dict):
+        map_location = {str(key): value for key, value in map_location.items()}.get(recorded)
+    if map_location is None:
+        return _available(recorded)
+    try:
+        return torch.device(map_location)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"map_location={map_location!r} is no device",
+            expected="a device, its name, a dict of device names, a callable or None",
+        ) from error
+
+
+def _available(recorded: str) -> torch.device:
+    """The recorded device if it is here, else the CPU."""
+    import torch
+
+    try:
+        device = torch.device(recorded)
+        if device.type not in ("cpu", "meta"):
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError):
+        return torch.device("cpu")
+    return device
