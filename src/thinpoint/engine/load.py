@@ -12,9 +12,10 @@ from thinpoint.codec.backend import HostBackend
 from thinpoint.engine.restore import Restorer, Target
 from thinpoint.engine.views import SPAN_BYTES, host_bytes
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import LimitExceededError, MalformedFileError, UsageError
+from thinpoint.errors import LimitExceededError
 from thinpoint.file.index import tensor_record
 from thinpoint.file.reader import FileReader
+from thinpoint.state.devices import place, resolve_device
 from thinpoint.state.tree_names import match, walk
 from thinpoint.state.unflatten import unflatten
 
@@ -67,21 +68,22 @@ class StorageLoader:
         """
         import torch
 
-        self._check_memory(sum(self._entry_bytes(storage) for storage in needed))
+        self._check_memory(sum(self._entries[storage].bytes for storage in needed))
         on_host: list[Target] = []
         for storage, ranges in needed.items():
-            device = self._device(storage)
+            device = resolve_device(self._entries[storage].device, self._map_location)
             if device.type == "meta":
-                self._ready[storage] = torch.UntypedStorage(self._entry_bytes(storage), device="meta")
+                self._ready[storage] = torch.UntypedStorage(self._entries[storage].bytes, device="meta")
             elif device.type != "cpu":
                 self._ready[storage] = self._fill_device(storage, ranges, device)
             else:
-                made = self._ready[storage] = torch.UntypedStorage(self._entry_bytes(storage))
+                made = self._ready[storage] = torch.UntypedStorage(self._entries[storage].bytes)
                 on_host += host_targets(storage, ranges, made)
         self._restorer.fill(on_host)
-        if callable(self._map_location):
-            for storage, made in self._ready.items():
-                self._ready[storage] = self._relocated(storage, made)
+        for storage in needed:
+            self._ready[storage] = place(
+                self._ready[storage], self._entries[storage].device, self._map_location
+            )
 
     def storage(self, storage: int, ranges: list[tuple[int, int]]) -> torch.UntypedStorage:
         """A storage that was prepared, or filled now."""
@@ -91,30 +93,10 @@ class StorageLoader:
 
     def blob(self, storage: int) -> memoryview:
         """All bytes of a storage that is no tensor's."""
-        self._check_memory(self._entry_bytes(storage))
-        data = np.empty(self._entry_bytes(storage), np.uint8)
+        self._check_memory(self._entries[storage].bytes)
+        data = np.empty(self._entries[storage].bytes, np.uint8)
         self._restorer.fill([Target(storage=storage, start=0, out=data)])
         return data.data
-
-    def _entry_bytes(self, storage: int) -> int:
-        if not 0 <= storage < len(self._entries):
-            raise MalformedFileError("the tree names a storage that the file does not hold", actual=storage)
-        return self._entries[storage].bytes
-
-    def _device(self, storage: int) -> torch.device:
-        """Where a storage goes. A callable gets it on the CPU first, as in torch."""
-        if callable(self._map_location):
-            import torch
-
-            return torch.device("cpu")
-        return resolve_device(self._entries[storage].device, self._map_location)
-
-    def _relocated(self, storage: int, made: torch.UntypedStorage) -> torch.UntypedStorage:
-        recorded = self._entries[storage].device
-        result = self._map_location(made, recorded)
-        if result is None:
-            return made.to(device=resolve_device(recorded, None))
-        return getattr(result, "untyped", lambda: result)() if hasattr(result, "untyped") else result
 
     def _fill_device(
         self, storage: int, ranges: list[tuple[int, int]], device: torch.device
@@ -122,7 +104,7 @@ class StorageLoader:
         """Through a bounce buffer of SPAN_BYTES times the threads."""
         import torch
 
-        num_bytes = self._entry_bytes(storage)
+        num_bytes = self._entries[storage].bytes
         on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         for range_start, range_end in ranges:
             for start in range(range_start, range_end, 4 * SPAN_BYTES):
@@ -169,37 +151,3 @@ def physical_memory_bytes() -> int:
     except OSError:
         return total
     return total + 1024 * int(swap.split()[1])
-
-
-def resolve_device(recorded: str, map_location: Any) -> torch.device:
-    """Where a tensor goes: `map_location` as for `torch.load`, not a callable; by default where it was, else the CPU.
-
-    Raises:
-        UsageError: map_location is none of these, or no device.
-    """
-    import torch
-
-    if isinstance(map_location, dict):
-        map_location = {str(key): value for key, value in map_location.items()}.get(recorded)
-    if map_location is None:
-        return _available(recorded)
-    try:
-        return torch.device(map_location)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(
-            f"map_location={map_location!r} is no device",
-            expected="a device, its name, a dict of device names, a callable or None",
-        ) from error
-
-
-def _available(recorded: str) -> torch.device:
-    """The recorded device if it is here, else the CPU."""
-    import torch
-
-    try:
-        device = torch.device(recorded)
-        if device.type not in ("cpu", "meta"):
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ValueError):
-        return torch.device("cpu")
-    return device

@@ -188,5 +188,8 @@ def _encode_wave(
 
 
 def _encode(job: PartJob, backend: HostBackend, map: Any) -> EncodedPart:
-    words = job.storage.read(job.start, job.end).view(WORD_DTYPES[job.word_bytes])
-    return backend.encode(words, job.spec, map=map)
+    data = job.storage.read(job.start, job.end)
+    if not data.flags.writeable:
+        # A read-only array is another type to Numba: every kernel would be compiled a second time.
+        data = data.copy()
+    return backend.encode(data.view(WORD_DTYPES[job.word_bytes]), job.spec, map=map)

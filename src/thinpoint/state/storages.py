@@ -1,0 +1,199 @@
+"""Which bytes of the live storages are kept, and how they are cut into regions."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from thinpoint.state.leaves import Region, StorageSource
+from thinpoint.state.tree import Path
+
+_MIN_ROW_ELEMS = 64
+_MAX_ITEM_BYTES = 16
+_COMPONENTS = {"complex32": 2, "complex64": 2, "complex128": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A tensor as the bytes it covers.
+
+    Attributes:
+        start_bytes, end_bytes: from the beginning of the live storage; equal if it has no elements.
+        item_bytes: bytes of an element; 1 for dtypes whose elements share a byte.
+        dense: the elements fill the range exactly, in some order of the dimensions.
+        row_elems: as in `Region`.
+    """
+
+    start_bytes: int
+    end_bytes: int
+    dtype: str
+    item_bytes: int
+    dense: bool
+    row_elems: int
+    role: str
+    name: Path
+    shape: tuple[int, ...]
+
+
+def strided_view(
+    *,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: str,
+    item_bytes: int,
+    role: str,
+    name: Path,
+) -> View:
+    """The `View` of a strided tensor; `offset` and `stride` in elements."""
+    empty = 0 in shape
+    extent = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    dense, ordered = storage_order(shape, stride)
+    return View(
+        start_bytes=0 if empty else offset * item_bytes,
+        end_bytes=0 if empty else (offset + extent) * item_bytes,
+        dtype=dtype,
+        item_bytes=item_bytes,
+        dense=dense,
+        row_elems=row_elems(ordered) * _COMPONENTS.get(dtype, 1) if dense else 0,
+        role=role,
+        name=name,
+        shape=shape,
+    )
+
+
+def storage_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[bool, tuple[int, ...]]:
+    """Whether the elements lie without gaps or overlap, and the sizes above 1, outermost in memory first."""
+    dims = sorted(((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), reverse=True)
+    expected = 1
+    for step, size in reversed(dims):
+        if step != expected:
+            return False, ()
+        expected *= size
+    return True, tuple(size for _, size in dims)
+
+
+def row_elems(ordered: tuple[int, ...]) -> int:
+    """Elements of a row: the innermost sizes multiplied until there are 64; 0 if that leaves one row."""
+    elems = 1
+    for i in range(len(ordered) - 1, 0, -1):
+        elems *= ordered[i]
+        if elems >= _MIN_ROW_ELEMS:
+            return elems
+    return 0
+
+
+def cut_regions(views: list[View], shift: int) -> tuple[Region, ...]:
+    """Sorted disjoint regions that cover all views of one storage; `shift` bytes are dropped in front.
+
+    Views whose ranges overlap share a region, with the dtype, role and name of the largest.
+    """
+    regions: list[Region] = []
+    group: list[View] = []
+    end = 0
+    for view in sorted((v for v in views if v.end_bytes > v.start_bytes), key=lambda v: v.start_bytes):
+        if group and view.start_bytes >= end:
+            regions.append(_merge(group, end, shift))
+            group = []
+        end = view.end_bytes if not group else max(end, view.end_bytes)
+        group.append(view)
+    if group:
+        regions.append(_merge(group, end, shift))
+    return tuple(regions)
+
+
+def _merge(group: list[View], end: int, shift: int) -> Region:
+    largest = max(group, key=lambda v: v.end_bytes - v.start_bytes)
+    start = group[0].start_bytes
+    whole = largest.start_bytes == start and largest.end_bytes == end
+    aligned = (start - shift) % largest.item_bytes == 0 and (end - start) % largest.item_bytes == 0
+    return Region(
+        start_bytes=start - shift,
+        num_bytes=end - start,
+        dtype=largest.dtype if aligned else "bytes",
+        role=largest.role,
+        row_elems=largest.row_elems if whole and aligned else 0,
+        name=largest.name,
+        shape=largest.shape,
+    )
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    device: str
+    storage: Any = None
+    data: np.ndarray | None = None
+    views: list[View] = field(default_factory=list)
+
+
+class StorageTable:
+    """The storages met so far, in order, with their views; turned into `StorageSource`s at the end."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._by_impl: dict[int, int] = {}
+
+    def index_of(self, storage: Any, device: str) -> int:
+        """The id of a `torch.UntypedStorage`, the same for every Python object that stands for it."""
+        key = storage._cdata
+        if key not in self._by_impl:
+            self._by_impl[key] = len(self._entries)
+            self._entries.append(_Entry(device=device, storage=storage))
+        return self._by_impl[key]
+
+    def add_view(self, index: int, view: View) -> None:
+        """Keep the bytes that `view` covers."""
+        self._entries[index].views.append(view)
+
+    def add_blob(self, data: np.ndarray, view: View) -> int:
+        """The id of a new storage that holds `data` (flat uint8, host memory), described by `view`."""
+        self._entries.append(_Entry(device="cpu", data=data, views=[view]))
+        return len(self._entries) - 1
+
+    def finish(self) -> tuple[list[StorageSource], list[int]]:
+        """The sources, and for each the bytes that were dropped in front of it, a multiple of 16."""
+        sources = []
+        shifts = []
+        for entry in self._entries:
+            used = [v for v in entry.views if v.end_bytes > v.start_bytes]
+            # Every itemsize divides 16, so offsets stay whole numbers of elements.
+            shift = min((v.start_bytes for v in used), default=0) // _MAX_ITEM_BYTES * _MAX_ITEM_BYTES
+            end = max((v.end_bytes for v in used), default=shift)
+            reader = _HostBytes(entry.data) if entry.data is not None else _StorageBytes(entry.storage, shift)
+            sources.append(
+                StorageSource(
+                    num_bytes=end - shift,
+                    device=entry.device,
+                    regions=cut_regions(used, shift),
+                    read=reader,
+                )
+            )
+            shifts.append(shift)
+        return sources, shifts
+
+
+class _HostBytes:
+    def __init__(self, data: np.ndarray) -> None:
+        self._data = data
+
+    def __call__(self, start: int, end: int) -> np.ndarray:
+        return self._data[start:end]
+
+
+class _StorageBytes:
+    """Reads ranges of a live torch storage, relative to the first byte that is kept."""
+
+    def __init__(self, storage: Any, shift: int) -> None:
+        self._storage = storage
+        self._shift = shift
+
+    def __call__(self, start: int, end: int) -> np.ndarray:
+        torch = sys.modules["torch"]
+        flat = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
+        flat.set_(self._storage, self._shift + start, (end - start,), (1,))
+        # A shared or pinned CPU storage is read in place too; only other devices copy.
+        array: np.ndarray = flat.cpu().numpy()
+        return array
