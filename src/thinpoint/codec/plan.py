@@ -9,7 +9,7 @@ import numpy as np
 
 from thinpoint.codec.contract import Mapper, PartSpec
 from thinpoint.codec.rans.kernels import HISTOGRAM_BINS, HISTOGRAM_ZERO, Differences, Kernels, Scan
-from thinpoint.codec.rans.spec import LANES, NUM_SYMBOLS, PROB_BITS, PROB_SCALE, normalise
+from thinpoint.codec.rans.spec import LANES, NUM_SYMBOLS, PROB_BITS, PROB_SCALE, normalise, table_bytes
 from thinpoint.codec.transforms.predict import (
     GROUP_ELEMS,
     MIN_PROFILE_ROWS,
@@ -177,7 +177,7 @@ def make_plan(
     fixed_bits += -(-num_elems // SEGMENT_ELEMS) * 33 * 32
 
     def total_bits(coding: Coding, side_bits: int) -> int:
-        table_bits = 8 * (NUM_SYMBOLS // 8) + 16 * int((coding.freqs > 0).sum())
+        table_bits = 8 * table_bytes(coding.freqs)
         entropy_bits = coding.cost * num_coded // (num_sampled << COST_SCALE_BITS)
         return fixed_bits + side_bits + table_bits + entropy_bits
 

@@ -177,11 +177,7 @@ def pack_prefix(prefix: RansPrefix) -> bytes:
         _padded(prefix.patch_tops.astype("<u2")),
     ]
     if single < 0:
-        present = prefix.freqs > 0
-        parts += [
-            _padded(np.packbits(present, bitorder="little")),
-            _padded(prefix.freqs[present].astype("<u2")),
-        ]
+        parts.append(_padded(np.frombuffer(pack_table(prefix.freqs), np.uint8)))
     if prefix.profile is not None:
         parts.append(_padded(profile.astype("<u2" if wide_profile else "u1")))
     if has_means:
@@ -215,6 +211,61 @@ class _Cursor:
             raise MalformedFileError("padding in the prefix of a part is not zero")
         self.offset = end
         return array
+
+    def take_table(self) -> np.ndarray:
+        """The frequencies (int64[256]) that `pack_table` wrote."""
+        freqs = np.zeros(NUM_SYMBOLS, np.int64)
+        position = self.offset
+
+        def take_byte() -> int:
+            nonlocal position
+            _check(position < len(self.data), "the frequencies of a part are cut off")
+            position += 1
+            return self.data[position - 1]
+
+        def take_number() -> int:
+            low = take_byte()
+            if low < 128:
+                return low
+            high = take_byte()
+            _check(0 < high < 128, "a frequency of a part is not valid")
+            return (low & 127) | high << 7
+
+        freqs[0] = take_number()
+        first, last = take_byte(), take_byte()
+        for symbol in range(first, last + 1):
+            freqs[symbol] = take_number()
+        _check(
+            first > 0 and (first > last or bool(freqs[first] and freqs[last])),
+            "the symbol range of a part is not valid",
+        )
+        self.take("u1", position - self.offset)
+        return freqs
+
+
+def pack_table(freqs: np.ndarray) -> bytes:
+    """Frequency of symbol 0, the lowest and highest other symbol, the frequencies from one to the other.
+
+    A frequency below 128 takes one byte, any other two, low 7 bits first with the high bit set (LEB128).
+    """
+    seen = np.flatnonzero(freqs[1:]) + 1
+    first, last = (int(seen[0]), int(seen[-1])) if seen.size else (1, 0)
+    packed = bytearray(_number(int(freqs[0])))
+    packed += bytes((first, last))
+    for symbol in range(first, last + 1):
+        packed += _number(int(freqs[symbol]))
+    return bytes(packed)
+
+
+def _number(value: int) -> bytes:
+    return bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7))
+
+
+def table_bytes(freqs: np.ndarray) -> int:
+    """Length of `pack_table`, without the work."""
+    seen = np.flatnonzero(freqs[1:])
+    span = int(seen[-1] - seen[0]) + 1 if seen.size else 0
+    return 3 + span + int((freqs >= 128).sum())
 
 
 def _check(condition: bool, what: str) -> None:
@@ -273,12 +324,9 @@ def parse_prefix(data: bytes, num_elems: int, word_bytes: int, block_elems: int)
     if flags & FLAG_SINGLE:
         freqs[single] = PROB_SCALE
     else:
-        present = np.unpackbits(cursor.take("u1", NUM_SYMBOLS // 8), bitorder="little").astype(bool)
-        freqs[present] = cursor.take("<u2", int(present.sum()))
+        freqs = cursor.take_table()
         _check(
-            int(freqs.sum()) == PROB_SCALE
-            and bool((freqs[present] > 0).all())
-            and int(freqs.max()) < PROB_SCALE,
+            int(freqs.sum()) == PROB_SCALE and int(freqs.max()) < PROB_SCALE,
             "the frequencies of a part do not sum to 4096",
         )
     num_groups = -(-num_elems // GROUP_ELEMS)
