@@ -1,4 +1,4 @@
-"""The binary regions of a `.thin` file: header, part head, trailer. Names are those of `spec/FORMAT.md`."""
+"""The binary sections of a `.thin` file: header, part head, trailer. Names are those of `spec/FORMAT.md`."""
 
 from __future__ import annotations
 
