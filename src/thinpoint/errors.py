@@ -54,8 +54,10 @@ class ThinpointError(Exception):
             text += f" in {self.where}"
         if self.offset is not None:
             text += f" at byte {self.offset:,}"
-        if self.expected is not None or self.actual is not None:
-            text += f": expected {self.expected}, found {self.actual}"
+        found = [f"expected {self.expected}"] if self.expected is not None else []
+        found += [f"found {self.actual}"] if self.actual is not None else []
+        if found:
+            text += f": {', '.join(found)}"
         if self.hint:
             text += f". {self.hint}"
         return text

@@ -111,7 +111,7 @@ class HostBackend:
             return zstd.decode_zstd(part, first_block, blocks, out, map)
         if part.codec_id == raw.CONST_ID:
             return raw.decode_const(part, out, first_block * part.block_elems)
-        raise UnknownCodecError(f"codec {part.codec_id} is not known to this version", actual=part.codec_id)
+        raise UnknownCodecError(f"codec {part.codec_id} is not known to this version")
 
 
 def smaller(part: EncodedPart, words: np.ndarray, map: Mapper) -> EncodedPart:

@@ -77,7 +77,7 @@ class StorageLoader:
             elif device.type != "cpu":
                 self._ready[storage] = self._fill_device(storage, ranges, device)
             else:
-                made = self._ready[storage] = torch.UntypedStorage(self._entries[storage].bytes)
+                made = self._ready[storage] = self._allocate(self._entries[storage].bytes)
                 on_host += host_targets(storage, ranges, made)
         self._restorer.fill(on_host)
         for storage in needed:
@@ -94,9 +94,9 @@ class StorageLoader:
     def blob(self, storage: int) -> memoryview:
         """All bytes of a storage that is no tensor's."""
         self._check_memory(self._entries[storage].bytes)
-        data = np.empty(self._entries[storage].bytes, np.uint8)
-        self._restorer.fill([Target(storage=storage, start=0, out=data)])
-        return data.data
+        made = self._allocate(self._entries[storage].bytes)
+        self._restorer.fill(host_targets(storage, [(0, made.nbytes())], made))
+        return memoryview(storage_bytes(made))
 
     def _fill_device(
         self, storage: int, ranges: list[tuple[int, int]], device: torch.device
@@ -113,6 +113,19 @@ class StorageLoader:
                 on_device[start : start + piece.size].copy_(torch.from_numpy(piece))
         return on_device.untyped_storage()
 
+    def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
+        import torch
+
+        try:
+            return torch.UntypedStorage(num_bytes)
+        except RuntimeError as error:
+            raise LimitExceededError(
+                "there is not enough memory for a tensor's storage",
+                where=self._restorer.reader.name,
+                actual=f"{num_bytes:,} bytes",
+                hint="`names=` loads a part of the file",
+            ) from error
+
     def _check_memory(self, num_bytes: int) -> None:
         """Refuse what the whole machine could not hold: a file of a few bytes may ask for any amount of constants."""
         most = physical_memory_bytes()
@@ -128,11 +141,9 @@ class StorageLoader:
 
 def host_targets(storage: int, ranges: list[tuple[int, int]], made: torch.UntypedStorage) -> list[Target]:
     """Targets for the ranges of a CPU storage; the bytes between them are set to zero."""
-    import torch
-
     if made.nbytes() == 0:
         return []
-    memory = host_bytes(torch.empty(0, dtype=torch.uint8).set_(made, 0, (made.nbytes(),), (1,)))
+    memory = storage_bytes(made)
     targets, covered = [], 0
     for start, end in ranges:
         memory[covered:start] = 0
@@ -140,6 +151,13 @@ def host_targets(storage: int, ranges: list[tuple[int, int]], made: torch.Untype
         covered = end
     memory[covered:] = 0
     return targets
+
+
+def storage_bytes(storage: torch.UntypedStorage) -> np.ndarray:
+    """The memory of a CPU storage as flat uint8; no copy."""
+    import torch
+
+    return host_bytes(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)))
 
 
 def physical_memory_bytes() -> int:

@@ -12,7 +12,7 @@ from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.contract import WORD_DTYPES, CodedPart
 from thinpoint.digest import MASK
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import DigestMismatchError, ThinpointError
+from thinpoint.errors import DigestMismatchError, LimitExceededError, ThinpointError
 from thinpoint.file.index import PartEntry
 from thinpoint.file.layout import PartHead, hex64
 from thinpoint.file.reader import FileReader
@@ -161,6 +161,10 @@ class Restorer:
         """Read and decode one run; returns the partial raw digest of all its blocks."""
         try:
             return self._decode_blocks(run)
+        except MemoryError as error:
+            raise self._located(
+                LimitExceededError("there is not enough memory to decode a part"), run.part, run.head
+            ) from error
         except ThinpointError as error:
             raise self._located(error, run.part, run.head) from error.__cause__
 

@@ -10,7 +10,7 @@ import numpy as np
 from thinpoint.codec.backend import HostBackend
 from thinpoint.engine.restore import RUN_BYTES, Restorer, Target
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import ThinpointError
+from thinpoint.errors import LimitExceededError, ThinpointError
 from thinpoint.file.reader import FileReader
 from thinpoint.file.verify import verify_stored
 from thinpoint.state.tree_names import tensor_names
@@ -91,6 +91,10 @@ def _decode_all(
     def check(parts: list[int]) -> None:
         try:
             restorer.fill(_scratch(reader, part) for part in parts)
+        except MemoryError:
+            problems.append(
+                LimitExceededError("there is not enough memory to decode a part", where=reader.name)
+            )
         except ThinpointError as error:
             if len(parts) == 1:
                 problems.append(error)
