@@ -96,7 +96,7 @@ class StorageLoader:
         self._check_memory(self._entries[storage].bytes)
         made = self._allocate(self._entries[storage].bytes)
         self._restorer.fill(host_targets(storage, [(0, made.nbytes())], made))
-        return memoryview(storage_bytes(made))
+        return storage_bytes(made).data
 
     def _fill_device(
         self, storage: int, ranges: list[tuple[int, int]], device: torch.device
