@@ -5,8 +5,8 @@
 
 Contestants take turns within every round; medians with the least and the greatest. Each result is compared
 with its input in every round: a contestant that is not bit-exact is reported as such and without numbers.
-Ratios are those of the tensors as they are; for timing, rows are repeated to 8 MiB a tensor, new low bits
-drawn, and --min-mb a component. GB are decimal, of uncompressed data.
+Ratios are those of the tensors as they are; for timing, rows are repeated to --tensor-mb a tensor, new
+low bits drawn, and --min-mb a component. GB are decimal, of uncompressed data.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def compare_codecs(items: list[Item], entrants: list[Codec], num_rounds: int, le
 
 
 def compare_savers(
-    state: Any, entrants: list[Saver], folder: Path, num_rounds: int, min_bytes: int
+    state: Any, entrants: list[Saver], folder: Path, num_rounds: int, least: Least
 ) -> list[Row]:
     """A row for each way to save the whole state; `error` instead of numbers if not exact."""
     groups = groups_of(items_of(state)).values()

@@ -51,7 +51,7 @@ def _git(*arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, cores this process may use, memory in GB, operating system, versions."""
+    """CPU model, cores this process may use, memory in GB, load average, operating system, versions."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -63,6 +63,7 @@ def machine() -> dict[str, Any]:
         "cpu": model,
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -97,6 +98,6 @@ def describe() -> str:
     here = machine()
     versions = ", ".join(f"{name} {number}" for name, number in here["packages"].items() if number)
     return (
-        f"{here['cpu']}, {here['num_cores']} cores, {here['memory_gb']} GB, Python {here['python']}, "
-        f"commit {commit()}\n{versions}"
+        f"{here['cpu']}, {here['num_cores']} cores, {here['memory_gb']} GB, load {here['load_average'][0]}, "
+        f"Python {here['python']}, commit {commit()}\n{versions}"
     )

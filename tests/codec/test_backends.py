@@ -145,13 +145,13 @@ def test_proof_passes_what_is_right_and_stops_what_is_wrong(monkeypatch: pytest.
     assert same_bytes(proven.encode(words, spec), CPU.encode(words, spec))
     from thinpoint.codec.rans import cpu_kernels
 
-    encode_lanes = cpu_kernels.encode_lanes
+    encode_stream = cpu_kernels.encode_stream
 
     def faulty(symbols: np.ndarray, *rest: object) -> int:
         symbols[symbols.size // 2] ^= 1
-        return encode_lanes(symbols, *rest)
+        return encode_stream(symbols, *rest)
 
-    monkeypatch.setattr(cpu_kernels, "encode_lanes", faulty)
+    monkeypatch.setattr(cpu_kernels, "encode_stream", faulty)
     with pytest.raises(EncodeProofError, match="does not decode to its own bits"):
         proven.encode(words, spec)
 

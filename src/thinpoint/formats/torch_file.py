@@ -170,7 +170,7 @@ def read_torch(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> T
 def _forget_map_location(torch: Any) -> None:
     """Clear what a failed `torch.load` leaves behind on this thread: the next unpickled tensor subclass would use it."""
     local = getattr(torch.serialization, "_serialization_tls", None)
-    if getattr(local, "map_location", None) is not None:
+    if local is not None and hasattr(local, "map_location"):
         local.map_location = None
 
 

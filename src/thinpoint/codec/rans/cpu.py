@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from thinpoint.errors import MalformedFileError
 
 name = "cpu"
 
-_CHUNK_GROUPS = 1 << 13
+_CHUNK_GROUPS = 1 << 11
+"""Groups that one task takes in a pass over a part: 2 MiB of FP32."""
+_SAMPLE_CHUNK_GROUPS = 1 << 9
 _NO_PROFILE = np.zeros(0, np.int32)
 _ALL_KEPT = np.zeros(0, bool)
 _local = threading.local()
@@ -119,82 +122,51 @@ def differences(
         return bins.sum(0), int(zeros)
 
     bins, num_zero = np.zeros(HISTOGRAM_BINS + 2, np.int64), 0
-    for piece, zeros in map(one, _chunks(groups.size, _CHUNK_GROUPS)):
+    for piece, zeros in map(one, _chunks(groups.size, _SAMPLE_CHUNK_GROUPS)):
         bins += piece
         num_zero += zeros
     return Differences(bins=bins[1:-1], num_zero=num_zero, num_outside=int(bins[0] + bins[-1]))
 
 
 def encode_block(block: BlockInput) -> BlockOutput:
-    """One block, segment by segment, from a private copy of its words."""
+    """One block from a private copy of its words.
+
+    A few kernel calls serve all its segments, so that threads seldom wait for the interpreter's lock.
+    """
     prefix, num_elems = block.prefix, block.words.size
-    split, segment_elems = prefix.split, prefix.segment_elems()
+    split = prefix.split
     dtype = block.words.dtype
     words = _scratch("words", num_elems, dtype)
     words[...] = block.words
     fields = _fields(split, dtype)
-    profile = _NO_PROFILE if prefix.profile is None else prefix.profile
-    num_segments = -(-num_elems // segment_elems)
-    values = np.minimum(segment_elems, num_elems - np.arange(num_segments) * segment_elems)
-    if block.kept is not None:
-        sizes = np.full(block.kept.size, GROUP_ELEMS)
-        sizes[-1] = num_elems - (block.kept.size - 1) * GROUP_ELEMS
-        values = np.add.reduceat(
-            np.where(block.kept, sizes, 0), np.arange(0, block.kept.size, segment_elems // GROUP_ELEMS)
-        )
-    raw_sizes = raw_words(values, split.raw_bits)
-    raw = np.zeros(-(-int(raw_sizes.sum()) // 2) * 2, np.uint32)
-    single = prefix.single_symbol >= 0
-    tables = prefix.encode_tables
-    symbols = _scratch("symbols", segment_elems, np.uint8)
-    raws = _scratch("raws", segment_elems, dtype)
-    stream = _scratch("stream", int(values.sum()) + 1, np.uint16)
-    patches = _scratch("patches", segment_elems, np.int64)
-    counts, states = np.zeros(num_segments, np.uint32), np.zeros((num_segments, LANES), np.uint32)
-    positions, or_mask, and_mask, left_out = [], 0, (1 << split.word_bits) - 1, 0
-    raw_at = words_at = 0
-    groups_per_segment = segment_elems // GROUP_ELEMS
-    for s in range(num_segments):
-        start = s * segment_elems
-        groups = slice(s * groups_per_segment, (s + 1) * groups_per_segment)
-        done, num_patches, piece_or, piece_and, piece_left = cpu_kernels.make_symbols(
-            words[start : start + segment_elems],
-            _ALL_KEPT if block.kept is None else block.kept[groups],
-            block.means if block.means.size == 1 else block.means[groups],
-            profile,
-            block.first_elem + start,
-            fields,
-            prefix.window_base,
-            block.lowest,
-            block.highest,
-            block.zero_present,
-            block.fill,
-            symbols,
-            raws,
-            patches,
-        )
-        or_mask, and_mask, left_out = (
-            or_mask | int(piece_or),
-            and_mask & int(piece_and),
-            left_out | int(piece_left),
-        )
-        if num_patches:
-            positions.append(start + patches[:num_patches].copy())
-        end = raw_at + int(raw_sizes[s])
-        cpu_bits.pack(raws[:done], split.raw_bits, raw[raw_at:end].reshape(-1, LANES))
-        raw_at = end
-        if not single:
-            count = cpu_kernels.encode_lanes(symbols[:done], *tables, stream[words_at:], states[s])
-            counts[s] = count
-            words_at += int(count)
+    values = _coded_values(block.kept, num_elems, prefix.segment_elems())
+    symbols = _scratch("symbols", num_elems, np.uint8)
+    raws = _scratch("raws", num_elems, dtype)
+    patches = _scratch("patches", num_elems, np.int64)
+    done, num_patches, or_mask, and_mask, left_out = cpu_kernels.make_symbols(
+        words,
+        _ALL_KEPT if block.kept is None else block.kept,
+        block.means,
+        _NO_PROFILE if prefix.profile is None else prefix.profile,
+        block.first_elem,
+        fields,
+        prefix.window_base,
+        block.lowest,
+        block.highest,
+        block.zero_present,
+        block.fill,
+        symbols,
+        raws,
+        patches,
+    )
+    sizes = raw_words(values, split.raw_bits)
+    raw = np.zeros(-(-int(sizes.sum()) // 2) * 2, np.uint32)
+    for lines, piece in _raw_pieces(raw, raws[:done], values, sizes, prefix):
+        cpu_bits.pack(piece, split.raw_bits, lines)
     entropy = np.zeros(0, np.uint8)
-    if not single:
-        fixed = 4 * num_segments * (1 + LANES)
-        entropy = np.zeros(-(-(fixed + 2 * words_at) // 8) * 8, np.uint8)
-        entropy[: 4 * num_segments] = counts.view(np.uint8)
-        entropy[4 * num_segments : fixed] = states.reshape(-1).view(np.uint8)
-        entropy[fixed : fixed + 2 * words_at] = stream[:words_at].view(np.uint8)
-    place = np.concatenate(positions) if positions else np.zeros(0, np.int64)
+    if prefix.single_symbol < 0:
+        entropy = _encode_entropy(symbols[:done], values, prefix)
+    place = patches[:num_patches].copy()
     tops = (words[place] >> fields[0]) & fields[1]
     raw_bytes = raw.view(np.uint8)
     return BlockOutput(
@@ -205,10 +177,51 @@ def encode_block(block: BlockInput) -> BlockOutput:
         words_digest=digest(words, block.first_elem * words.itemsize // 8),
         patch_positions=block.first_elem + place,
         patch_tops=tops.astype(np.int32),
-        or_mask=or_mask,
-        and_mask=and_mask,
-        left_out=left_out,
+        or_mask=int(or_mask),
+        and_mask=int(and_mask),
+        left_out=int(left_out),
     )
+
+
+def _coded_values(kept: np.ndarray | None, num_elems: int, segment_elems: int) -> np.ndarray:
+    """int64: coded values of each segment of a block."""
+    num_segments = -(-num_elems // segment_elems)
+    if kept is None:
+        return np.minimum(segment_elems, num_elems - np.arange(num_segments) * segment_elems)
+    sizes = np.full(kept.size, GROUP_ELEMS)
+    sizes[-1] = num_elems - (kept.size - 1) * GROUP_ELEMS
+    return np.add.reduceat(np.where(kept, sizes, 0), np.arange(0, kept.size, segment_elems // GROUP_ELEMS))
+
+
+def _raw_pieces(
+    raw: np.ndarray, raws: np.ndarray, values: np.ndarray, sizes: np.ndarray, prefix: RansPrefix
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(raw words as rows of 32, values) of each segment, or of all at once where every segment but the last is whole.
+
+    A whole segment is then a whole number of rows and of periods, and the rows of a block lie end to end.
+    """
+    whole = prefix.kept_groups is None and prefix.steps % cpu_bits.PERIOD_STEPS == 0
+    if whole and (prefix.steps * prefix.split.raw_bits) % 32 == 0:
+        yield raw[: int(sizes.sum())].reshape(-1, LANES), raws
+        return
+    row = first = 0
+    for count, size in zip(values.tolist(), sizes.tolist(), strict=True):
+        yield raw[row : row + size].reshape(-1, LANES), raws[first : first + count]
+        row, first = row + size, first + count
+
+
+def _encode_entropy(symbols: np.ndarray, values: np.ndarray, prefix: RansPrefix) -> np.ndarray:
+    """The entropy plane of a block: counts, states, words, padded to 8 bytes."""
+    counts, states = np.empty(values.size, np.uint32), np.empty((values.size, LANES), np.uint32)
+    # The kernel writes a word before it knows whether it counts.
+    stream = _scratch("stream", symbols.size + 1, np.uint16)
+    num_words = cpu_kernels.encode_stream(symbols, values, *prefix.encode_tables, stream, counts, states)
+    fixed = counts.nbytes + states.nbytes
+    entropy = np.zeros(-(-(fixed + 2 * num_words) // 8) * 8, np.uint8)
+    entropy[: counts.nbytes] = counts.view(np.uint8)
+    entropy[counts.nbytes : fixed] = states.reshape(-1).view(np.uint8)
+    entropy[fixed : fixed + 2 * num_words] = stream[:num_words].view(np.uint8)
+    return entropy
 
 
 def decode_block(
@@ -220,57 +233,47 @@ def decode_block(
     out: np.ndarray,
 ) -> int:
     """One block into its words; patches are left to the caller."""
-    split, segment_elems = prefix.split, prefix.segment_elems()
+    split = prefix.split
     sizes = raw_words(values, split.raw_bits)
     expected = -(-int(sizes.sum()) * 4 // 8) * 8
     if raw.size != expected:
         raise MalformedFileError("a raw block has the wrong size", expected=expected, actual=raw.size)
-    lines = raw.view(np.uint32)
-    single = prefix.single_symbol
-    symbols = _scratch("symbols", segment_elems, np.uint8)
-    if single >= 0:
+    num_values = int(values.sum())
+    symbols = _scratch("symbols", num_values, np.uint8)
+    if prefix.single_symbol >= 0:
         if entropy.size:
             raise MalformedFileError(
                 "a block of a single symbol has entropy-coded bytes", expected=0, actual=entropy.size
             )
-        symbols[...] = single
+        symbols[...] = prefix.single_symbol
     else:
         _, states, _, ends = open_entropy(entropy, values)
-        states = states.copy()
-        header_words = 2 * values.size * (1 + LANES)
-        stream = entropy.view(np.uint16)
-        ends = ends + header_words
-    fields = _fields(split, out.dtype)
-    sign_constant = out.dtype.type((1 << (split.word_bits - 1)) if split.sign_mode == SIGN_ONE else 0)
-    profile = _NO_PROFILE if prefix.profile is None else prefix.profile
-    raws = _scratch("raws", segment_elems, out.dtype)
-    raw_at = 0
-    for s in range(values.size):
-        start = s * segment_elems
-        count = int(values[s])
-        end = raw_at + int(sizes[s])
-        cpu_bits.unpack(lines[raw_at:end].reshape(-1, LANES), split.raw_bits, raws[:count])
-        raw_at = end
-        if single < 0:
-            begin = header_words if s == 0 else int(ends[s - 1])
-            check_final(
-                cpu_kernels.decode_lanes(
-                    stream, begin, int(ends[s]), states[s], prefix.decode_table, symbols[:count]
-                )
+        start = 2 * values.size * (1 + LANES)
+        check_final(
+            cpu_kernels.decode_stream(
+                entropy.view(np.uint16),
+                start,
+                start + ends,
+                values,
+                states.copy(),
+                prefix.decode_table,
+                symbols,
             )
-        target = out[start : start + segment_elems]
-        first_group = (first_elem + start) // GROUP_ELEMS
-        groups = slice(first_group, first_group + -(-target.size // GROUP_ELEMS))
-        cpu_kernels.join_words(
-            symbols[:count],
-            raws[:count],
-            _ALL_KEPT if prefix.kept_groups is None else prefix.kept_groups[groups],
-            prefix.means if prefix.means.size == 1 else prefix.means[groups],
-            profile,
-            first_elem + start,
-            fields,
-            prefix.window_base,
-            sign_constant,
-            target,
         )
+    raws = _scratch("raws", num_values, out.dtype)
+    for lines, piece in _raw_pieces(raw.view(np.uint32), raws, values, sizes, prefix):
+        cpu_bits.unpack(lines, split.raw_bits, piece)
+    groups = slice(first_elem // GROUP_ELEMS, -(-(first_elem + out.size) // GROUP_ELEMS))
+    cpu_kernels.join_words(
+        symbols,
+        raws,
+        _ALL_KEPT if prefix.kept_groups is None else prefix.kept_groups[groups],
+        prefix.means if prefix.means.size == 1 else prefix.means[groups],
+        _NO_PROFILE if prefix.profile is None else prefix.profile,
+        first_elem,
+        _fields(split, out.dtype),
+        prefix.window_base,
+        out.dtype.type((1 << (split.word_bits - 1)) if split.sign_mode == SIGN_ONE else 0),
+        out,
+    )
     return 0

@@ -129,10 +129,10 @@ def make_symbols(
     raws,
     patches,
 ):
-    """Symbols and raw bits of one segment's coded values, end to end.
+    """Symbols and raw bits of the coded values of consecutive groups, end to end.
 
     Args:
-        words: the segment's words.
+        words: the groups' words.
         kept: bool for each of its groups, or empty for all.
         means: int32 for each of its groups, or one.
         first_elem: index of words[0] in the part.
@@ -232,6 +232,20 @@ def encode_lanes(symbols, freq, bias, reciprocal, shift, words, states):
 
 
 @_jit
+def encode_stream(symbols, values, freq, bias, reciprocal, shift, words, counts, states):
+    """Entropy-code segments of `values` symbols each, end to end; returns the number of uint16 words in all."""
+    at = 0
+    total = 0
+    for s in range(values.size):
+        piece = symbols[at : at + values[s]]
+        count = encode_lanes(piece, freq, bias, reciprocal, shift, words[total:], states[s])
+        counts[s] = count
+        total += count
+        at += values[s]
+    return total
+
+
+@_jit
 def decode_lanes(words, start, end, states, table, symbols):
     """Decode one segment's symbols from words[start:end], read backwards; returns whether all ended as it should.
 
@@ -260,8 +274,20 @@ def decode_lanes(words, start, end, states, table, symbols):
 
 
 @_jit
+def decode_stream(words, start, ends, values, states, table, symbols):
+    """Decode segments of `values` symbols each, whose words end at `ends`; returns whether all ended as they should."""
+    at = 0
+    clean = True
+    for s in range(values.size):
+        clean &= decode_lanes(words, start, ends[s], states[s], table, symbols[at : at + values[s]])
+        start = ends[s]
+        at += values[s]
+    return clean
+
+
+@_jit
 def join_words(symbols, raws, kept, means, profile, first_elem, fields, window_base, sign_constant, out):
-    """Words of one segment from symbols and raw bits; groups that are not kept become zero."""
+    """Words of consecutive groups from symbols and raw bits; groups that are not kept become zero."""
     top_shift, top_mask, trailing_zeros, low_mask, low_bits, sign_shift, sign_mask = fields
     num_groups = (out.size + GROUP_ELEMS - 1) // GROUP_ELEMS
     zero = out[0] ^ out[0]
