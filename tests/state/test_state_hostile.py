@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_classes import Color, Frozen, Plain, Point
 from state_memory import Memory
+from state_tensors import Scaled
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thinpoint.errors import MalformedFileError, ThinpointError, UnsafeObjectError
@@ -169,6 +170,7 @@ def valid_state() -> Any:
             torch.ones(2).t().conj(),
         ],
         "two": TwoTensor(torch.ones(2), torch.zeros(2)),
+        "scaled": Scaled(torch.ones(2), {"by": [2]}, context=(1,)),
         "nested": torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)]),
         "classes": (Color.RED, Frozen(1, Point(2, [3]))),
         "blobs": [b"x" * 3000, "y" * 70_000, list(range(500))],

@@ -250,7 +250,7 @@ SCALARS = [
     np.str_("aé"),
     np.bytes_(b"a\0"),
     np.datetime64("2024-01-01T00:00:01", "ms"),
-    np.datetime64("NaT"),
+    np.datetime64("NaT", "us"),
     np.timedelta64(5, "D"),
     np.void(b"abc"),
     ARRAYS["structured"][0],

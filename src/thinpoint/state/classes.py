@@ -10,18 +10,34 @@ import types
 from typing import Any
 
 from thinpoint.errors import UnsafeObjectError, UnsupportedObjectError
-from thinpoint.state.tree import Path, display
+from thinpoint.state.tree import Path, display, malformed
 
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement (or a C extension), not built in."""
 
 _POINTER_BYTES = object.__basicsize__ // 2
 
+FACTORIES: dict[str, type] = {
+    cls.__name__: cls for cls in (list, dict, set, frozenset, tuple, int, float, complex, bool, str, bytes)
+}
+"""The default factories that a tree can name."""
+
 
 def reference(cls: type) -> tuple[str, str] | None:
     """Module and qualified name if they lead back to the class, else None (local classes, replaced ones)."""
     module, qualname = cls.__module__, cls.__qualname__
     return (module, qualname) if _find(module, qualname) is cls else None
+
+
+def checked_reference(body: Any, path: Path) -> tuple[str, str]:
+    """Module and qualified name if `body` is a list of such two.
+
+    Raises:
+        MalformedFileError: it is not.
+    """
+    if not isinstance(body, list) or len(body) != 2 or not all(isinstance(part, str) for part in body):
+        malformed(path, "a class reference")
+    return body[0], body[1]
 
 
 def _find(module: str, qualname: str) -> Any:

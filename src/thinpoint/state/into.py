@@ -227,7 +227,11 @@ class _Pairing:
         self.plan.pairs.append(TensorPair(path=path, tensor_id=tensor_id, target=live))
 
     def _visit_inner(self, inner: dict[str, Any], path: Path, live: Any) -> None:
-        names, _ = live.__tensor_flatten__()
+        import torch
+
+        names = [
+            name for name in live.__tensor_flatten__()[0] if isinstance(getattr(live, name), torch.Tensor)
+        ]
         if set(names) != set(inner):
             self.plan.shapes.append(
                 f"{display(path)}: made of {sorted(inner)} in the file, of {sorted(names)} in the state"

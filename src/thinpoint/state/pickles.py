@@ -17,6 +17,9 @@ PROTOCOL = 4
 TakeOut = Callable[[Any], "tuple[str, int] | None"]
 """Gives kind ("tensor", "untyped_storage", "typed_storage") and tensor id of an object to take out, else None."""
 
+PutBack = Callable[[Any], Any]
+"""Persistent id to the tensor or storage that was taken out."""
+
 PICKLE_ERRORS = (
     pickle.PickleError,
     TypeError,
@@ -32,21 +35,26 @@ PICKLE_ERRORS = (
 class StatePickler(pickle.Pickler):
     """Pickles objects one after the other into pieces of one stream."""
 
-    def __init__(self, take_out: TakeOut) -> None:
+    def __init__(self) -> None:
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, protocol=PROTOCOL)
-        self._take_out = take_out
+        self._take_out: TakeOut | None = None
         self._classes: dict[str, None] = {}
         self._tensor_ids: dict[int, None] = {}
         self._kept: list[Any] = []
 
-    def piece(self, obj: Any) -> tuple[bytes, list[int], list[str]]:
+    def piece(self, obj: Any, take_out: TakeOut) -> tuple[bytes, list[int], list[str]]:
         """The bytes of one object, the tensors taken out of it, and the classes and functions it needs."""
         self._classes.clear()
         self._tensor_ids.clear()
         # The memo knows objects by address: they must outlive it.
         self._kept.append(obj)
-        self.dump(obj)
+        # Kept no longer than needed: it knows who made this pickler.
+        self._take_out = take_out
+        try:
+            self.dump(obj)
+        finally:
+            self._take_out = None
         data = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()
@@ -58,7 +66,7 @@ class StatePickler(pickle.Pickler):
         return len(self._tensor_ids)
 
     def persistent_id(self, obj: Any) -> tuple[str, int] | None:
-        taken = self._take_out(obj)
+        taken = self._take_out(obj) if self._take_out is not None else None
         if taken is not None:
             self._tensor_ids[taken[1]] = None
         return taken
@@ -72,21 +80,26 @@ class StatePickler(pickle.Pickler):
 class StateUnpickler:
     """Reads the pieces of a stream in order. Runs whatever they contain: only for files that are trusted."""
 
-    def __init__(self, put_back: Callable[[Any], Any]) -> None:
+    def __init__(self) -> None:
         self._piece = _Piece()
         self._unpickler = _Unpickler(self._piece)
-        self._unpickler.put_back = put_back
 
-    def load(self, data: bytes) -> Any:
+    def load(self, data: bytes, put_back: PutBack) -> Any:
         """The object of the next piece."""
         self._piece.set(data)
-        return self._unpickler.load()
+        self._unpickler.put_back = put_back
+        try:
+            return self._unpickler.load()
+        finally:
+            self._unpickler.put_back = None
 
 
 class _Unpickler(pickle.Unpickler):
-    put_back: Callable[[Any], Any]
+    put_back: PutBack | None = None
 
     def persistent_load(self, pid: Any) -> Any:
+        if self.put_back is None:
+            raise pickle.UnpicklingError("a persistent id outside of a piece")
         return self.put_back(pid)
 
 

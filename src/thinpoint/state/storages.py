@@ -65,6 +65,22 @@ def strided_view(
     )
 
 
+def contiguous_view(*, shape: tuple[int, ...], dtype: str, item_bytes: int, role: str, name: Path) -> View:
+    """The `View` of row-major elements from the beginning of a storage."""
+    stride = [1]
+    for size in reversed(shape[1:]):
+        stride.append(stride[-1] * size)
+    return strided_view(
+        shape=shape,
+        stride=tuple(reversed(stride[: len(shape)])),
+        offset=0,
+        dtype=dtype,
+        item_bytes=item_bytes,
+        role=role,
+        name=name,
+    )
+
+
 def storage_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[bool, tuple[int, ...]]:
     """Whether the elements lie without gaps or overlap, and the sizes above 1, outermost in memory first."""
     dims = sorted(((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), reverse=True)

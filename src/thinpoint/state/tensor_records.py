@@ -13,7 +13,7 @@ import torch
 from thinpoint.errors import UnsupportedObjectError
 from thinpoint.state.classes import instance_dict
 from thinpoint.state.scalars import float_bits
-from thinpoint.state.torch_values import dtype_name
+from thinpoint.state.torch_values import ENCODERS, dtype_name
 from thinpoint.state.tree import Path, display
 
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
@@ -24,6 +24,7 @@ _COMPRESSED = {
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, *ENCODERS})
 PACKED_DTYPES = {"quint4x2": 2, "quint2x4": 4}
 """Elements in a byte of the dtypes whose elements share one; each row begins at a whole byte."""
 
@@ -53,7 +54,8 @@ class Description:
         storage: the storage that holds the elements, None if they are in `inner` or nowhere (meta).
         inner: the tensors this one is made of, by name.
         subclass: the class to rebuild by `__tensor_unflatten__`, or None.
-        context: what `__tensor_flatten__` gave besides the inner tensors.
+        objects: parts of a subclass that are no tensors, by name.
+        context: what `__tensor_flatten__` gave besides the names of its parts.
         attrs: instance attributes to store.
     """
 
@@ -61,6 +63,7 @@ class Description:
     storage: torch.UntypedStorage | None = None
     inner: dict[str, torch.Tensor] = field(default_factory=dict)
     subclass: type | None = None
+    objects: dict[str, Any] = field(default_factory=dict)
     context: Any = None
     attrs: dict[str, Any] = field(default_factory=dict)
 
@@ -73,6 +76,29 @@ def is_describable(tensor: torch.Tensor) -> bool:
         or is_jagged(tensor)
         or (hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__"))
     )
+
+
+def needs_no_pickle(tensor: torch.Tensor) -> bool:
+    """Whether a describable tensor is surely rebuilt without any pickle, its attributes aside."""
+    if type(tensor) in PLAIN_CLASSES:
+        return True
+    if is_jagged(tensor):
+        return all(needs_no_pickle(part) for part in _describe_jagged(tensor).inner.values())
+    description = _describe_subclass(tensor)
+    parts = description.inner.values()
+    return (
+        not description.objects
+        and _is_plain_data(description.context)
+        and all(is_describable(part) and needs_no_pickle(part) for part in parts)
+    )
+
+
+def _is_plain_data(obj: Any) -> bool:
+    if type(obj) is dict:
+        return all(_is_plain_data(key) and _is_plain_data(value) for key, value in obj.items())
+    if type(obj) in (list, tuple):
+        return all(map(_is_plain_data, obj))
+    return type(obj) in _PLAIN_TYPES
 
 
 def is_jagged(tensor: torch.Tensor) -> bool:
@@ -218,9 +244,13 @@ def _describe_jagged(tensor: Any) -> Description:
 
 def _describe_subclass(tensor: Any) -> Description:
     names, context = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}
+    inner = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
     return Description(
         record=_empty_record(tensor),
-        inner={name: getattr(tensor, name) for name in names},
+        inner=inner,
+        # The device mesh of a DTensor, since torch 2.13.
+        objects={name: part for name, part in parts.items() if name not in inner},
         subclass=type(tensor),
         context=context,
     )

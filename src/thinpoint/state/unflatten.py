@@ -1,51 +1,32 @@
-"""A tree, its tensor records and storages back to the object. Trusts nothing it reads."""
+"""A tree, its tensor records and storages back to the object. Trusts nothing it reads.
+
+`needed` says first what the selected part of the tree takes; then the builder here goes through the tree, with one
+reader each for bytes, tensors and pickles.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
 import enum
-import pickle
-import sys
 import types
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-
-from thinpoint.errors import MalformedFileError, ThinpointError, UnsafeObjectError, UnsupportedObjectError
+from thinpoint.errors import MalformedFileError, UnsupportedObjectError
 from thinpoint.state import arrays, scalars
-from thinpoint.state.classes import resolve, set_fields
-from thinpoint.state.flatten import FACTORIES
-from thinpoint.state.pickles import PICKLE_ERRORS, StateUnpickler
-from thinpoint.state.tree import (
-    CONTAINERS,
-    MAX_TENSOR_NESTING,
-    Node,
-    Parsed,
-    Path,
-    display,
-    malformed,
-    numbered_nodes,
-    parse,
-    traverse,
-)
-from thinpoint.state.tree_names import checked_tensor_id
+from thinpoint.state.byte_reader import BYTE_TAGS, ByteReader, FetchBlob
+from thinpoint.state.classes import FACTORIES, checked_reference, resolve, set_fields
+from thinpoint.state.needed import ByteRanges, Needed, find_needed
+from thinpoint.state.pickle_reader import PickleReader
+from thinpoint.state.record_fields import TENSOR_TAGS
+from thinpoint.state.selection import Selection
+from thinpoint.state.tensor_reader import FetchStorage, TensorReader
+from thinpoint.state.tree import Node, Parsed, Path, display, malformed, numbered_nodes, parse
 
-FetchStorage = Callable[[int, "list[tuple[int, int]]"], Any]
-"""Storage id and needed byte ranges (sorted, disjoint) to a `torch.UntypedStorage`; other bytes may be anything."""
-
-Prepare = Callable[["dict[int, list[tuple[int, int]]]"], None]
+Prepare = Callable[[dict[int, ByteRanges]], None]
 """Storage id to byte ranges, as they will be asked for one by one."""
 
-FetchBlob = Callable[[int], "bytes | bytearray | memoryview"]
-"""Storage id to all its bytes."""
-
-_TENSOR_TAGS = frozenset({"tensor", "untyped_storage", "typed_storage"})
-_TRUST_HINT = (
-    "Re-running with `weights_only=False` will likely succeed, but it can result in arbitrary code execution: "
-    "do it only if you trust the source of the file"
-)
 _PENDING = object()
 
 
@@ -80,16 +61,23 @@ def unflatten(
         UnsafeObjectError: something would run code and weights_only is True.
         UnsupportedObjectError: a class cannot be imported or rebuilt here.
     """
+    builder = None
     try:
-        builder = _Unflattener(tensors, num_storages, fetch_storage, fetch_blob, weights_only)
-        builder.plan_ranges(tree, select)
+        needed = find_needed(tree, tensors, num_storages, weights_only=weights_only, select=select)
         if prepare is not None:
-            prepare(builder.ranges)
+            prepare(needed.ranges)
+        builder = _Builder(
+            tensors, needed, fetch_storage, ByteReader(num_storages, fetch_blob), weights_only=weights_only
+        )
         obj = builder.tree(tree, (), select)
-        builder.finish_attrs()
+        builder.tensors.finish_attrs()
         return obj
     except RecursionError as error:
         raise MalformedFileError("the state in the file is nested too deeply for Python's stack") from error
+    finally:
+        # It and its readers know each other: what was loaded would live until the next garbage collection.
+        if builder is not None:
+            builder.release()
 
 
 class _Tree:
@@ -102,136 +90,31 @@ class _Tree:
         self.objects: dict[int, Any] = {}
 
 
-class _Unflattener:
+class _Builder:
+    """Builds objects of trees."""
+
     def __init__(
         self,
-        tensors: list[dict[str, Any]],
-        num_storages: int,
+        records: list[dict[str, Any]],
+        needed: Needed,
         fetch_storage: FetchStorage,
-        fetch_blob: FetchBlob,
+        bytes_of: ByteReader,
+        *,
         weights_only: bool,
     ) -> None:
-        self._records = tensors
-        self._num_storages = num_storages
-        self._fetch_storage = fetch_storage
-        self._fetch_blob = fetch_blob
+        self.tensors = TensorReader(records, needed, fetch_storage, self.tree, weights_only)
+        self._bytes_of = bytes_of
+        self._pickles = PickleReader(needed.pickles, weights_only, bytes_of.data, self.tensors.object)
         self._weights_only = weights_only
-        self._root: Node = None
         self._current = _Tree(None)
-        self._select: _Selection | None = None
-        self._tensors: dict[int, Any] = {}
-        self._tensor_nesting = 0
-        self._needed: dict[int, None] = {}
-        self._storages: dict[int, Any] = {}
-        self._used_blobs: set[int] = set()
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
-        self._attrs: collections.deque[tuple[Any, Node, Path]] = collections.deque()
-        self._unpickler: StateUnpickler | None = None
-        self._pickles: dict[int, tuple[dict[str, Any], Path]] | None = None
-        self._unpickled: list[Any] = []
+        self._select: Selection | None = None
         self._decoders: dict[str, Callable[[Any], Any]] = {**scalars.DECODERS, **arrays.DECODERS}
         self._has_torch_decoders = False
-
-    # ---- what is needed ----
-
-    def plan_ranges(self, root: Node, select: Collection[Path] | None) -> None:
-        """Collect the byte ranges of every storage that the selected part of the tree needs."""
-        if not isinstance(self._records, list) or not all(
-            isinstance(record, dict) for record in self._records
-        ):
-            raise MalformedFileError("the tensor records in the file are no list of objects")
-        self._root = root
-        selection = _Selection(select)
-        needed = self._needed
-        refs: list[tuple[int, Path]] = []
-        for path, _, parsed, in_key in traverse(root):
-            below = selection.partly(path)
-            if in_key or selection.whole(path) or (below and parsed.tag not in CONTAINERS):
-                self._note(parsed, path, needed, refs)
-            elif below:
-                for name, node in parsed.attrs:
-                    self._note_all(node, (*path, name), needed, refs)
-        if select is not None and refs:
-            self._note_refs(numbered_nodes(root), refs, needed)
-        pending = collections.deque(needed)
-        while pending:
-            record = self._records[pending.popleft()]
-            found: dict[int, None] = dict.fromkeys(self._inner_ids(record, ()).values())
-            for tree in _trees_of(record):
-                self._note_all(tree, (), found, [])
-            for tensor_id in found:
-                if tensor_id not in needed:
-                    needed[tensor_id] = None
-                    pending.append(tensor_id)
-        self._collect_ranges()
-
-    def _note(
-        self, parsed: Parsed, path: Path, needed: dict[int, None], refs: list[tuple[int, Path]]
-    ) -> None:
-        if parsed.tag in _TENSOR_TAGS:
-            needed[checked_tensor_id(parsed.body, len(self._records), path)] = None
-        elif parsed.tag == "pickle":
-            # A pickle is read after those before it, so all their tensors are needed.
-            bodies = [_checked_pickle(parsed.body, path)] if self._weights_only else self._unread_pickles()
-            for body in bodies:
-                for tensor_id in body["tensors"]:
-                    needed[checked_tensor_id(tensor_id, len(self._records), path)] = None
-        elif parsed.tag == "ref" and type(parsed.body) is int:
-            refs.append((parsed.body, path))
-
-    def _unread_pickles(self) -> list[dict[str, Any]]:
-        """The bodies of all pickles the first time, then nothing."""
-        return [] if self._pickles is not None else [body for body, _ in self._all_pickles().values()]
-
-    def _note_all(
-        self, node: Node, path: Path, needed: dict[int, None], refs: list[tuple[int, Path]]
-    ) -> None:
-        for below, _, parsed, _ in traverse(node):
-            self._note(parsed, (*path, *below), needed, refs)
-
-    def _note_refs(
-        self, numbered: list[tuple[Path, Node]], refs: list[tuple[int, Path]], needed: dict[int, None]
-    ) -> None:
-        """Everything below what the kept refs name, since that is loaded whole."""
-        seen: set[int] = set()
-        while refs:
-            number, path = refs.pop()
-            if number in seen or not 0 <= number < len(numbered):
-                continue
-            seen.add(number)
-            self._note_all(numbered[number][1], path, needed, refs)
-
-    @property
-    def ranges(self) -> dict[int, list[tuple[int, int]]]:
-        """The bytes that each needed storage is needed for, sorted and disjoint."""
-        return {storage_id: _merged(ranges) for storage_id, ranges in self._ranges.items()}
-
-    def _collect_ranges(self) -> None:
-        for tensor_id in self._needed:
-            record = self._records[tensor_id]
-            storage_id = record.get("storage")
-            if storage_id is None:
-                continue
-            if "subclass" in record or "layout" in record:
-                raise MalformedFileError(f"tensor {tensor_id} has both a storage and inner tensors")
-            if type(storage_id) is not int or not 0 <= storage_id < self._num_storages:
-                raise MalformedFileError(f"tensor {tensor_id} names no storage: {str(storage_id)[:40]}")
-            from thinpoint.state.tensor_rebuild import view_range
-
-            self._ranges.setdefault(storage_id, []).append(view_range(record, (tensor_id,)))
-
-    def _inner_ids(self, record: dict[str, Any], path: Path) -> dict[str, int]:
-        inner = record.get("inner", {})
-        if not isinstance(inner, dict):
-            malformed(path, "the inner tensors of a tensor are no object")
-        return {name: checked_tensor_id(value, len(self._records), path) for name, value in inner.items()}
-
-    # ---- trees ----
 
     def tree(self, root: Node, path: Path, select: Collection[Path] | None = None) -> Any:
         """The object of a tree with its own numbering."""
         saved = self._current, self._select
-        selection = _Selection(select)
+        selection = Selection(select)
         self._current = _Tree(root, pruned=not selection.whole(()))
         self._select = None if selection.whole(()) else selection
         try:
@@ -239,15 +122,9 @@ class _Unflattener:
         finally:
             self._current, self._select = saved
 
-    def finish_attrs(self) -> None:
-        """Set the attributes of all tensors made so far; last, because they may refer to the tensors."""
-        while self._attrs:
-            tensor, node, path = self._attrs.popleft()
-            attrs = self.tree(node, path)
-            if type(attrs) is not dict or not all(type(name) is str for name in attrs):
-                malformed(path, "the attributes of a tensor are no dict of names")
-            # Straight into the dict: setting an attribute of a tensor by name could run its setter.
-            tensor.__dict__.update(attrs)
+    def release(self) -> None:
+        """Let go of everything; nothing else may be called after that."""
+        vars(self).clear()
 
     def _node(self, node: Node, path: Path) -> Any:
         parsed = parse(node, path)
@@ -260,8 +137,12 @@ class _Unflattener:
         build = _BUILDERS.get(tag)
         if build is not None:
             return build(self, parsed, path, number)
-        if tag in _TENSOR_TAGS:
-            return self._tensor_node(tag, parsed.body, path)
+        if tag in TENSOR_TAGS:
+            return self.tensors.object(tag, parsed.body, path)
+        if tag in BYTE_TAGS:
+            return self._keep(number, self._bytes_of.value(tag, parsed.body, path))
+        if tag == "pickle":
+            return self._keep(number, self._pickles.object(parsed.body, path))
         decode = self._decoder(tag, path)
         try:
             return decode(parsed.body)
@@ -298,17 +179,11 @@ class _Unflattener:
             target_path, node = self._current.nodes[target]
             if not self._current.pruned:
                 malformed(path, f"a reference to {display(target_path) or 'the root'}, which comes later")
-            saved, self._select = self._select, None
-            try:
-                return self._node(node, target_path)
-            finally:
-                self._select = saved
+            return self._whole(node, target_path)
         obj = self._current.objects[target]
         if obj is _PENDING:
             malformed(path, "a reference to something that it is part of")
         return obj
-
-    # ---- containers ----
 
     def _child(self, node: Node, path: Path) -> tuple[bool, Any]:
         """Whether the selection keeps something at this path, and that."""
@@ -316,11 +191,7 @@ class _Unflattener:
         if select is None:
             return True, self._node(node, path)
         if select.whole(path):
-            self._select = None
-            try:
-                return True, self._node(node, path)
-            finally:
-                self._select = select
+            return True, self._whole(node, path)
         if select.partly(path) and parse(node, path).tag != "ref":
             return True, self._node(node, path)
         return False, None
@@ -448,7 +319,9 @@ class _Unflattener:
         return self._keep(number, tuple.__new__(cls, fields.values()))
 
     def _enum(self, parsed: Parsed, path: Path, number: int | None) -> Any:
-        module, qualname, value = self._class_value(parsed.body, path)
+        if not isinstance(parsed.body, list) or len(parsed.body) != 3:
+            malformed(path, "an enum member is a class and a value")
+        (module, qualname), value = checked_reference(parsed.body[:2], path), parsed.body[2]
         cls: Any = resolve(module, qualname, "enum", weights_only=self._weights_only, path=path)
         if parsed.tag == "enum":
             if not isinstance(value, str) or value not in cls._member_map_:
@@ -462,280 +335,23 @@ class _Unflattener:
         except (ValueError, TypeError) as error:
             raise UnsupportedObjectError(f"{module}.{qualname} has no such combination: {error}") from error
 
-    def _class_value(self, body: Any, path: Path) -> tuple[str, str, Any]:
-        if (
-            not isinstance(body, list)
-            or len(body) != 3
-            or not all(isinstance(part, str) for part in body[:2])
-        ):
-            malformed(path, "a class reference")
-        return body[0], body[1], body[2]
 
-    # ---- bytes ----
-
-    def _data(self, data: Any, path: Path) -> bytes | bytearray | memoryview:
-        if isinstance(data, str):
-            try:
-                return scalars.decode_base64(data)
-            except ValueError as error:
-                malformed(path, f"bytes that are no base64 ({error})")
-        if type(data) is not int or not 0 <= data < self._num_storages:
-            malformed(path, "bytes that are neither base64 nor in a storage")
-        # Else a small file could ask for one large storage again and again.
-        if data in self._used_blobs:
-            malformed(path, f"storage {data} is used twice")
-        self._used_blobs.add(data)
-        return self._fetch_blob(data)
-
-    def _bytes(self, parsed: Parsed, path: Path, number: int | None) -> Any:
-        data = self._data(parsed.body, path)
-        return self._keep(number, bytearray(data) if parsed.tag == "bytearray" else bytes(data))
-
-    def _text(self, parsed: Parsed, path: Path, number: int | None) -> str:
-        try:
-            text = str(self._data(parsed.body, path), "utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            malformed(path, "text that is no UTF-8")
-        self._keep(number, text)
-        return text
-
-    def _number_list(self, parsed: Parsed, path: Path, number: int | None) -> list[Any]:
-        data = self._data(parsed.body, path)
-        if len(data) % 8:
-            malformed(path, "a list of numbers that are not 8 bytes each")
-        values = (
-            np.frombuffer(data, "<i8" if parsed.tag == "int_list" else "<f8") if len(data) else np.zeros(0)
-        )
-        return self._keep(number, values.tolist())  # type: ignore[no-any-return]
-
-    def _array(self, parsed: Parsed, path: Path, number: int | None) -> Any:
-        body = parsed.body
-        if not isinstance(body, list) or len(body) != 4:
-            malformed(path, "an array is a dtype, a shape, an order and bytes")
-        dtype, shape, order, data = body
-        buffer = self._data(data, path)
-        try:
-            array = arrays.build_array(
-                dtype, shape, order, buffer if isinstance(buffer, bytearray) else bytearray(buffer)
-            )
-        except scalars.DECODE_ERRORS as error:
-            malformed(path, f"not a valid array ({str(error)[:200]})")
-        return self._keep(number, array)
-
-    # ---- tensors ----
-
-    def _tensor_node(self, tag: str, body: Any, path: Path) -> Any:
-        tensor = self._tensor(checked_tensor_id(body, len(self._records), path), path)
-        if tag == "tensor":
-            return tensor
-        torch = sys.modules["torch"]
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
-            malformed(path, "a storage of something that has none")
-        storage = tensor.untyped_storage()
-        if tag == "untyped_storage":
-            return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
-
-    def _tensor(self, tensor_id: int, path: Path) -> Any:
-        if tensor_id in self._tensors:
-            tensor = self._tensors[tensor_id]
-            if tensor is _PENDING:
-                malformed(path, "a tensor that is part of itself")
-            return tensor
-        if self._tensor_nesting >= MAX_TENSOR_NESTING:
-            malformed(path, f"a tensor inside more than {MAX_TENSOR_NESTING} others")
-        if tensor_id not in self._needed:
-            malformed(path, f"tensor {tensor_id}, which the pickle that needs it does not list")
-        self._tensors[tensor_id] = _PENDING
-        self._tensor_nesting += 1
-        tensor = self._build_tensor(self._records[tensor_id], path)
-        self._tensor_nesting -= 1
-        self._tensors[tensor_id] = tensor
-        record = self._records[tensor_id]
-        if "attrs" in record:
-            if "subclass" in record or record.get("layout") == "jagged":
-                malformed(path, "attributes of a tensor subclass")
-            self._attrs.append((tensor, record["attrs"], path))
-        return tensor
-
-    def _build_tensor(self, record: dict[str, Any], path: Path) -> Any:
-        from thinpoint.state import tensor_rebuild
-
-        inner = {
-            name: self._tensor(tensor_id, (*path, name))
-            for name, tensor_id in self._inner_ids(record, path).items()
-        }
-        storage = self._storage(record.get("storage"), path)
-        subclass = record.get("subclass")
-        context = self._context(subclass, path) if "subclass" in record else None
-        try:
-            if "subclass" in record:
-                return tensor_rebuild.finish(
-                    self._build_subclass(subclass, inner, context, path), record, path
-                )
-            if "layout" in record:
-                return tensor_rebuild.finish(tensor_rebuild.build_layout(record, inner, path), record, path)
-            return tensor_rebuild.finish(
-                tensor_rebuild.build_strided(record, storage, inner, path), record, path
-            )
-        except tensor_rebuild.BUILD_ERRORS as error:
-            tensor_rebuild.bad_record(path, f"{type(error).__name__}: {str(error)[:300]}")
-
-    def _storage(self, storage_id: int | None, path: Path) -> Any:
-        if storage_id is None:
-            return None
-        if storage_id not in self._storages:
-            self._storages[storage_id] = self._fetch_storage(
-                storage_id, _merged(self._ranges.get(storage_id, []))
-            )
-        return self._storages[storage_id]
-
-    def _context(self, body: Any, path: Path) -> Any:
-        if not isinstance(body, dict) or not isinstance(body.get("class"), list) or "context" not in body:
-            malformed(path, "a tensor subclass has a class and a context")
-        return self.tree(body["context"], (*path, "context"))
-
-    def _build_subclass(self, body: Any, inner: dict[str, Any], context: Any, path: Path) -> Any:
-        from thinpoint.state.tensor_rebuild import checked_sizes
-
-        module, qualname, _ = self._class_value([*body["class"], None], path)
-        cls: Any = resolve(module, qualname, "tensor subclass", weights_only=self._weights_only, path=path)
-        size, stride = checked_sizes(body, "outer_size", path), checked_sizes(body, "outer_stride", path)
-        torch = sys.modules["torch"]
-        try:
-            return cls.__tensor_unflatten__(inner, context, torch.Size(size), tuple(stride))
-        except Exception as error:
-            raise UnsupportedObjectError(
-                f"{display(path)}: {module}.{qualname}.__tensor_unflatten__ failed: {error}"
-            ) from error
-
-    # ---- pickles ----
-
-    def _pickle(self, parsed: Parsed, path: Path, number: int | None) -> Any:
-        body = _checked_pickle(parsed.body, path)
-        if self._weights_only:
-            _refuse_pickle(body, path)
-        pickles = self._all_pickles()
-        if pickles.get(body["index"], (None,))[0] is not parsed.body:
-            malformed(path, "two pickles with one number")
-        # The pieces share one memo, so each is read after those before it.
-        for index in range(len(self._unpickled), body["index"] + 1):
-            if index not in pickles:
-                malformed(path, f"pickle {index} is missing")
-            self._unpickle(*pickles[index])
-        return self._keep(number, self._unpickled[body["index"]])
-
-    def _unpickle(self, body: dict[str, Any], path: Path) -> None:
-        data = bytes(self._data(body["data"], path))
-        if self._unpickler is None:
-            self._unpickler = StateUnpickler(self._put_back)
-        try:
-            self._unpickled.append(self._unpickler.load(data))
-        except ThinpointError:
-            raise
-        except (*PICKLE_ERRORS, EOFError, IndexError, KeyError, OSError) as error:
-            raise UnsupportedObjectError(
-                f"{display(path)}, a {body['type']}, cannot be unpickled: {type(error).__name__}: {error}",
-                hint="The classes it needs must be importable, in versions that fit the file",
-            ) from error
-
-    def _put_back(self, pid: Any) -> Any:
-        if not isinstance(pid, tuple) or len(pid) != 2 or pid[0] not in _TENSOR_TAGS:
-            raise pickle.UnpicklingError("a persistent id that names no tensor")
-        return self._tensor_node(pid[0], pid[1], ())
-
-    def _all_pickles(self) -> dict[int, tuple[dict[str, Any], Path]]:
-        """Every pickle of the file by its number in the stream, whichever tree it stands in."""
-        if self._pickles is None:
-            self._pickles = {}
-            for tree in [self._root, *(tree for record in self._records for tree in _trees_of(record))]:
-                for path, _, parsed, _ in traverse(tree):
-                    if parsed.tag == "pickle":
-                        body = _checked_pickle(parsed.body, path)
-                        self._pickles[body["index"]] = (parsed.body, path)
-        return self._pickles
-
-
-def _trees_of(record: dict[str, Any]) -> list[Node]:
-    """The trees inside a tensor's record: its attributes and the context of its subclass."""
-    trees = [record["attrs"]] if "attrs" in record else []
-    subclass = record.get("subclass")
-    return [*trees, subclass["context"]] if isinstance(subclass, dict) and "context" in subclass else trees
-
-
-def _checked_pickle(body: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(body, dict) or set(body) != {"index", "type", "classes", "tensors", "data"}:
-        malformed(path, "a pickle has a number, a type, classes, tensors and data")
-    strings = [body["type"], *body["classes"]] if isinstance(body["classes"], list) else [None]
-    if not all(isinstance(text, str) for text in strings) or not isinstance(body["tensors"], list):
-        malformed(path, "type, classes and tensors of a pickle")
-    if type(body["index"]) is not int or body["index"] < 0:
-        malformed(path, "the number of a pickle")
-    return body
-
-
-def _refuse_pickle(body: dict[str, Any], path: Path) -> NoReturn:
-    classes = [name for name in body["classes"] if name != body["type"]]
-    needs = f" (it needs {', '.join(classes[:8])})" if classes else ""
-    raise UnsafeObjectError(
-        f"Weights only load failed: {display(path) or 'the state'} is a pickled {body['type']}{needs}",
-        hint=_TRUST_HINT,
-    )
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if start == end:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-class _Selection:
-    """Which paths are kept whole, and which are on the way to one."""
-
-    def __init__(self, paths: Collection[Path] | None) -> None:
-        self._paths = None if paths is None else set(paths)
-        self._prefixes = {path[:n] for path in self._paths or () for n in range(len(path))}
-
-    def whole(self, path: Path) -> bool:
-        """Whether the node at this path is kept with all that is below it."""
-        if self._paths is None:
-            return True
-        return any(path[:n] in self._paths for n in range(len(path) + 1))
-
-    def partly(self, path: Path) -> bool:
-        """Whether something below this path is kept."""
-        return path in self._prefixes
-
-
-_BUILDERS: dict[str, Callable[[_Unflattener, Parsed, Path, int | None], Any]] = {
-    "list": _Unflattener._list,
-    "dict": _Unflattener._dict,
-    "ordered_dict": _Unflattener._ordered_dict,
-    "counter": _Unflattener._ordered_dict,
-    "default_dict": _Unflattener._default_dict,
-    "deque": _Unflattener._deque,
-    "tuple": _Unflattener._tuple,
-    "set": _Unflattener._set,
-    "frozenset": _Unflattener._frozenset,
-    "slice": _Unflattener._slice,
-    "namespace": _Unflattener._namespace,
-    "arg_namespace": _Unflattener._namespace,
-    "dataclass": _Unflattener._dataclass,
-    "namedtuple": _Unflattener._namedtuple,
-    "enum": _Unflattener._enum,
-    "flag": _Unflattener._enum,
-    "bytes": _Unflattener._bytes,
-    "bytearray": _Unflattener._bytes,
-    "text": _Unflattener._text,
-    "int_list": _Unflattener._number_list,
-    "float_list": _Unflattener._number_list,
-    "array": _Unflattener._array,
-    "ref": _Unflattener._ref,
-    "pickle": _Unflattener._pickle,
+_BUILDERS: dict[str, Callable[[_Builder, Parsed, Path, int | None], Any]] = {
+    "list": _Builder._list,
+    "dict": _Builder._dict,
+    "ordered_dict": _Builder._ordered_dict,
+    "counter": _Builder._ordered_dict,
+    "default_dict": _Builder._default_dict,
+    "deque": _Builder._deque,
+    "tuple": _Builder._tuple,
+    "set": _Builder._set,
+    "frozenset": _Builder._frozenset,
+    "slice": _Builder._slice,
+    "namespace": _Builder._namespace,
+    "arg_namespace": _Builder._namespace,
+    "dataclass": _Builder._dataclass,
+    "namedtuple": _Builder._namedtuple,
+    "enum": _Builder._enum,
+    "flag": _Builder._enum,
+    "ref": _Builder._ref,
 }
