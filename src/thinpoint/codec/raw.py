@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,52 +23,82 @@ def pad8(data: np.ndarray) -> np.ndarray:
     return padded
 
 
-def encode_raw(words: np.ndarray, map: Mapper) -> EncodedPart:
-    """The words as they are, in blocks."""
-    num_elems = int(words.size)
+def encode_blocks(
+    words: np.ndarray, store: Callable[[np.ndarray], np.ndarray], codec_id: int, chain: str, map: Mapper
+) -> EncodedPart:
+    """A part of one plane whose blocks are each made of their own words alone.
+
+    Args:
+        store: the stored bytes of a block, a multiple of 8, from its words as uint8; must not keep its argument.
+    """
 
     def encode_one(start: int) -> tuple[np.ndarray, int, int]:
-        block = pad8(as_bytes(words[start : start + BLOCK_ELEMS]))
-        # The digest of the padded block equals that of its words: the digest pads with zeros as well.
-        return block, digest(block), digest(block, start * words.itemsize // 8)
+        # A private copy: the digest is of the very bytes that are stored, should they change meanwhile.
+        piece = as_bytes(words[start : start + BLOCK_ELEMS]).copy()
+        stored = store(piece)
+        return stored, digest(stored), digest(piece, start * words.itemsize // 8)
 
-    blocks = list(map(encode_one, range(0, num_elems, BLOCK_ELEMS)))
+    blocks = list(map(encode_one, range(0, words.size, BLOCK_ELEMS)))
     return EncodedPart(
-        codec_id=RAW_ID,
+        codec_id=codec_id,
         word_bytes=words.itemsize,
-        num_elems=num_elems,
+        num_elems=int(words.size),
         block_elems=BLOCK_ELEMS,
         prefix=b"",
-        block_sizes=np.array([[block.size for block, _, _ in blocks]], np.int64),
-        blocks=(tuple(block for block, _, _ in blocks),),
-        block_digests=np.array([[stored for _, stored, _ in blocks]], np.uint64),
-        raw_digest=sum(raw for _, _, raw in blocks) & MASK,
-        chain="raw",
+        block_sizes=np.array([[stored.size for stored, _, _ in blocks]], np.int64),
+        blocks=(tuple(stored for stored, _, _ in blocks),),
+        block_digests=np.array([[stored_digest for _, stored_digest, _ in blocks]], np.uint64),
+        raw_digest=sum(raw_digest for _, _, raw_digest in blocks) & MASK,
+        chain=chain,
     )
+
+
+def decode_blocks(
+    part: CodedPart,
+    first_block: int,
+    blocks: Sequence[Sequence[Any]],
+    out: np.ndarray,
+    restore: Callable[[np.ndarray, np.ndarray], None],
+    map: Mapper,
+) -> int:
+    """Decode blocks that `encode_blocks` made; returns the partial raw digest.
+
+    Args:
+        restore: fills a block's words, as uint8, from its stored bytes.
+    """
+    if part.num_planes != 1 or part.prefix:
+        raise MalformedFileError(
+            "a part of raw or zstd blocks has one plane and no prefix", expected=1, actual=part.num_planes
+        )
+    origin = first_block * part.block_elems
+
+    def decode_one(i: int) -> int:
+        start, end = part.block_range(first_block + i)
+        target = as_bytes(out[start - origin : end - origin])
+        restore(blocks[0][i], target)
+        return digest(target, start * part.word_bytes // 8)
+
+    return sum(map(decode_one, range(len(blocks[0])))) & MASK
+
+
+def encode_raw(words: np.ndarray, map: Mapper) -> EncodedPart:
+    """The words as they are, in blocks."""
+    return encode_blocks(words, pad8, RAW_ID, "raw", map)
 
 
 def decode_raw(
     part: CodedPart, first_block: int, blocks: Sequence[Sequence[Any]], out: np.ndarray, map: Mapper
 ) -> int:
     """Copy blocks into `out`; returns the partial raw digest."""
-    if part.num_planes != 1:
+    return decode_blocks(part, first_block, blocks, out, _copy, map)
+
+
+def _copy(block: np.ndarray, target: np.ndarray) -> None:
+    if block.size != -(-target.size // 8) * 8 or block[target.size :].any():
         raise MalformedFileError(
-            "a raw part has the wrong number of planes", expected=1, actual=part.num_planes
+            "a raw block has the wrong size or padding", expected=target.size, actual=block.size
         )
-    origin = first_block * part.block_elems
-
-    def copy_one(i: int) -> int:
-        start, end = part.block_range(first_block + i)
-        target = as_bytes(out[start - origin : end - origin])
-        block = blocks[0][i]
-        if block.size != -(-target.size // 8) * 8 or block[target.size :].any():
-            raise MalformedFileError(
-                "a raw block has the wrong size or padding", expected=target.size, actual=block.size
-            )
-        target[...] = block[: target.size]
-        return digest(target, start * part.word_bytes // 8)
-
-    return sum(map(copy_one, range(len(blocks[0])))) & MASK
+    target[...] = block[: target.size]
 
 
 def encode_const(words: np.ndarray, map: Mapper) -> EncodedPart:

@@ -12,9 +12,8 @@ import numpy as np
 import zstandard
 
 from thinpoint.codec.contract import CodedPart, EncodedPart, Mapper
-from thinpoint.codec.plan import BLOCK_ELEMS
-from thinpoint.codec.raw import pad8
-from thinpoint.digest import MASK, as_bytes, digest
+from thinpoint.codec.raw import decode_blocks, encode_blocks, pad8
+from thinpoint.digest import as_bytes
 from thinpoint.errors import MalformedFileError
 
 ZSTD_ID = 3
@@ -25,45 +24,23 @@ SAMPLE_PIECE_BYTES = 1 << 14
 
 def encode_zstd(words: np.ndarray, map: Mapper) -> EncodedPart:
     """The words as Zstandard frames, one a block."""
+    return encode_blocks(words, _compress, ZSTD_ID, "zstd", map)
 
-    def encode_one(start: int) -> tuple[np.ndarray, int, int]:
-        piece = as_bytes(words[start : start + BLOCK_ELEMS]).copy()  # private: words may change meanwhile
-        frame = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(piece.tobytes())
-        stored = pad8(np.frombuffer(frame, np.uint8))
-        return stored, digest(stored), digest(piece, start * words.itemsize // 8)
 
-    blocks = list(map(encode_one, range(0, words.size, BLOCK_ELEMS)))
-    return EncodedPart(
-        codec_id=ZSTD_ID,
-        word_bytes=words.itemsize,
-        num_elems=int(words.size),
-        block_elems=BLOCK_ELEMS,
-        prefix=b"",
-        block_sizes=np.array([[stored.size for stored, _, _ in blocks]], np.int64),
-        blocks=(tuple(stored for stored, _, _ in blocks),),
-        block_digests=np.array([[stored_digest for _, stored_digest, _ in blocks]], np.uint64),
-        raw_digest=sum(raw_digest for _, _, raw_digest in blocks) & MASK,
-        chain="zstd",
-    )
+def _compress(piece: np.ndarray) -> np.ndarray:
+    frame = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(piece.tobytes())
+    return pad8(np.frombuffer(frame, np.uint8))
 
 
 def decode_zstd(
     part: CodedPart, first_block: int, blocks: Sequence[Sequence[Any]], out: np.ndarray, map: Mapper
 ) -> int:
     """Decompress blocks into `out`; returns the partial raw digest. Memory is bounded by the block's raw size."""
-    if part.num_planes != 1:
-        raise MalformedFileError(
-            "a zstd part has the wrong number of planes", expected=1, actual=part.num_planes
-        )
-    origin = first_block * part.block_elems
+    return decode_blocks(part, first_block, blocks, out, _decompress, map)
 
-    def decode_one(i: int) -> int:
-        start, end = part.block_range(first_block + i)
-        target = as_bytes(out[start - origin : end - origin])
-        target[...] = np.frombuffer(decompress_frame(blocks[0][i], target.size), np.uint8)
-        return digest(target, start * part.word_bytes // 8)
 
-    return sum(map(decode_one, range(len(blocks[0])))) & MASK
+def _decompress(block: np.ndarray, target: np.ndarray) -> None:
+    target[...] = np.frombuffer(decompress_frame(block, target.size), np.uint8)
 
 
 def decompress_frame(block: np.ndarray, raw_bytes: int) -> bytes:
