@@ -169,9 +169,9 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="train a small model and measure its state")
     parser.add_argument("--steps", type=int, default=100, help="steps to train with --make")
     parser.add_argument(
-        "--min-mb", type=int, default=48, help="enlarge every component to this size for timing"
+        "--min-mb", type=int, default=64, help="enlarge every component to this size for timing"
     )
-    parser.add_argument("--tensor-mb", type=int, default=8, help="and every timed tensor to this one")
+    parser.add_argument("--tensor-mb", type=int, default=64, help="and every timed tensor to this one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="where whole files are saved")
     parser.add_argument("--only", choices=["codecs", "files"], help="measure one half only")
