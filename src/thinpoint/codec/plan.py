@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -35,7 +35,11 @@ MIN_CODED_ELEMS = 512
 from a bound of 512 instead of 1,024, and nothing from 192."""
 
 SAMPLE_GROUPS = 256
+"""Groups that the candidates are judged on: 65,536 values cost no ratio on any tensor tried."""
+
 SAMPLE_DIVISOR = 16
+"""The table of a large part is made from one group in so many."""
+
 WINDOW = NUM_SYMBOLS - 1
 PATCH_BITS = 48
 COST_SCALE_BITS = 16
@@ -58,23 +62,20 @@ def log2_table() -> np.ndarray:
     return table
 
 
-def sample_groups(kept: np.ndarray, num_elems: int) -> np.ndarray:
-    """The groups that statistics are taken from: all, or one in 16 (at least 256), spread by a fixed hash.
+def sample_groups(candidates: np.ndarray, num_elems: int, count: int) -> np.ndarray:
+    """`count` of the candidates, spread by a fixed hash; all of them if there are no more.
 
     The hash breaks the rhythm: every 16th group would always hit the same columns of a matrix.
 
     Args:
-        kept: bool array, the groups that are coded.
+        candidates: int64 array, ascending: the groups that are coded.
         num_elems: words in the part; an incomplete last group is sampled only if all groups are.
+        count: at least 1.
     """
-    candidates = np.flatnonzero(kept)
-    if candidates.size <= SAMPLE_GROUPS:
+    if candidates.size <= count:
         return candidates
-    if num_elems % GROUP_ELEMS and candidates[-1] == kept.size - 1:
+    if num_elems % GROUP_ELEMS and candidates[-1] == num_elems // GROUP_ELEMS:
         candidates = candidates[:-1]
-    count = max(SAMPLE_GROUPS, candidates.size // SAMPLE_DIVISOR)
-    if count >= candidates.size:
-        return candidates
     i = np.arange(count, dtype=np.int64)
     jitter = ((i * 2654435761 + 0x9E3779B9) & 0xFFFFFFFF) * candidates.size >> 32
     return candidates[(i * candidates.size + jitter) // count]
@@ -164,67 +165,111 @@ def make_plan(
     words: np.ndarray, spec: PartSpec, split: Split, scan: Scan, kernels: Kernels, map: Mapper
 ) -> Plan:
     """The cheapest of: one mean for the part, a mean for each group, group means and a column profile."""
-    num_elems = int(words.size)
-    num_groups = scan.kept.size
-    num_idle = num_groups - int(scan.kept.sum())
-    elide = num_idle * GROUP_ELEMS * max(split.raw_bits, 1) > num_groups
-    kept = scan.kept if elide else np.ones(num_groups, bool)
-    num_coded = num_elems - (num_idle * GROUP_ELEMS if elide else 0)
-    groups = sample_groups(kept, num_elems)
-    num_sampled = int(np.minimum(GROUP_ELEMS, num_elems - groups * GROUP_ELEMS).sum())
-    exact = num_sampled >= num_coded
-    fixed_bits = num_coded * split.raw_bits + (num_groups if elide else 0)
-    fixed_bits += -(-num_elems // SEGMENT_ELEMS) * 33 * 32
+    planner = _Planner(words, spec, split, scan, kernels, map)
+    best = planner.one_mean()
+    if split.word_bits == 8 or planner.num_groups == 1:
+        return planner.with_larger_sample(best)
+    grouped, group_bits = planner.sampled_group_means()
+    group_pays = group_bits < best.estimated_bits
+    try_profile = (group_pays or spec.role != "weight") and planner.has_rows_enough
+    if group_pays or try_profile:
+        grouped = planner.with_all_means(grouped)
+    if group_pays:
+        best = grouped
+    if try_profile:
+        profiled = planner.column_profile(grouped)
+        best = profiled if profiled.estimated_bits < best.estimated_bits else best
+    return planner.with_larger_sample(best)
 
-    def total_bits(coding: Coding, side_bits: int) -> int:
-        table_bits = 8 * table_bytes(coding.freqs)
-        entropy_bits = coding.cost * num_coded // (num_sampled << COST_SCALE_BITS)
-        return fixed_bits + side_bits + table_bits + entropy_bits
 
-    def result(means: np.ndarray, profile: np.ndarray | None, coding: Coding, bits: int) -> Plan:
+class _Planner:
+    """What the candidates for one part share: which groups are coded and sampled, and what is stored in any case."""
+
+    def __init__(
+        self, words: np.ndarray, spec: PartSpec, split: Split, scan: Scan, kernels: Kernels, map: Mapper
+    ) -> None:
+        self.words, self.split, self.kernels, self.map = words, split, kernels, map
+        self.row_elems = spec.row_elems
+        self.num_groups = scan.kept.size
+        num_idle = self.num_groups - int(scan.kept.sum())
+        elide = num_idle * GROUP_ELEMS * max(split.raw_bits, 1) > self.num_groups
+        self.kept = scan.kept if elide else None
+        self.num_coded = words.size - (num_idle * GROUP_ELEMS if elide else 0)
+        self.candidates = np.flatnonzero(scan.kept) if elide else np.arange(self.num_groups, dtype=np.int64)
+        self.sample = sample_groups(self.candidates, words.size, SAMPLE_GROUPS)
+        self.fixed_bits = self.num_coded * split.raw_bits + (self.num_groups if elide else 0)
+        self.fixed_bits += -(-words.size // SEGMENT_ELEMS) * 33 * 32
+
+    @property
+    def has_rows_enough(self) -> bool:
+        return self.row_elems > 0 and self.words.size >= MIN_PROFILE_ROWS * self.row_elems
+
+    def one_mean(self) -> Plan:
+        """Every value predicted by the mean of the sampled groups' means; 8-bit types by 0."""
+        mean = 0
+        if self.split.word_bits > 8:
+            means = self.kernels.group_means(self.words, self.sample, self.split, self.map)
+            valid = means[means != NO_MEAN].astype(np.int64)
+            mean = int(rounded_mean(valid.sum(), np.int64(valid.size))) if valid.size else 0
+        return self._plan(np.array([mean], np.int32), np.array([mean], np.int32), None, 0)
+
+    def sampled_group_means(self) -> tuple[Plan, int]:
+        """A plan that knows the means of the sampled groups only, and its estimate."""
+        means = fill_missing(self.kernels.group_means(self.words, self.sample, self.split, self.map))
+        plan = self._plan(means, means, None, self._mean_bits(means))
+        return plan, plan.estimated_bits
+
+    def with_all_means(self, plan: Plan) -> Plan:
+        """The plan with the means of all groups."""
+        groups = np.arange(self.num_groups, dtype=np.int64)
+        return replace(
+            plan, means=fill_missing(self.kernels.group_means(self.words, groups, self.split, self.map))
+        )
+
+    def column_profile(self, grouped: Plan) -> Plan:
+        """A profile on top of the group means."""
+        means, row_elems = grouped.means, self.row_elems
+        rows = profile_rows(self.words.size, row_elems)
+        sums = self.kernels.column_sums(self.words, self.split, means, rows, row_elems, self.map)
+        profile = profile_from_sums(*sums)
+        wide = int(profile.max()) - int(profile.min()) > 255
+        side_bits = self._mean_bits(means[self.sample]) + (16 if wide else 8) * row_elems
+        return self._plan(means, means[self.sample], profile, side_bits)
+
+    def with_larger_sample(self, plan: Plan) -> Plan:
+        """The plan with its table made from one group in SAMPLE_DIVISOR, where that is more than chose the plan."""
+        count = self.candidates.size // SAMPLE_DIVISOR
+        if count <= SAMPLE_GROUPS:
+            return plan
+        sample = sample_groups(self.candidates, self.words.size, count)
+        means = plan.means if plan.means.size == 1 else plan.means[sample]
+        return replace(plan, coding=self._coding(sample, means, plan.profile))
+
+    def _mean_bits(self, sampled_means: np.ndarray) -> int:
+        wide = int(sampled_means.max()) - int(sampled_means.min()) > 255
+        return (16 if wide else 8) * self.num_groups
+
+    def _coding(self, sample: np.ndarray, means: np.ndarray, profile: np.ndarray | None) -> Coding:
+        exact = self._num_values(sample) >= self.num_coded
+        found = self.kernels.differences(self.words, sample, self.split, means, profile, self.map)
+        return make_coding(found, exact)
+
+    def _num_values(self, sample: np.ndarray) -> int:
+        return int(np.minimum(GROUP_ELEMS, self.words.size - sample * GROUP_ELEMS).sum())
+
+    def _plan(
+        self, means: np.ndarray, sampled_means: np.ndarray, profile: np.ndarray | None, side_bits: int
+    ) -> Plan:
+        coding = self._coding(self.sample, sampled_means, profile)
+        entropy_bits = coding.cost * self.num_coded // (self._num_values(self.sample) << COST_SCALE_BITS)
         return Plan(
-            split=split,
-            kept=kept if elide else None,
+            split=self.split,
+            kept=self.kept,
             means=means,
             profile=profile,
             coding=coding,
-            estimated_bits=bits,
+            estimated_bits=self.fixed_bits + side_bits + 8 * table_bytes(coding.freqs) + entropy_bits,
         )
-
-    if split.word_bits == 8:
-        means = np.zeros(1, np.int32)
-        coding = make_coding(kernels.differences(words, groups, split, means, None, map), exact)
-        return result(means, None, coding, total_bits(coding, 0))
-
-    sampled = kernels.group_means(words, groups, split, map)
-    valid = sampled[sampled != NO_MEAN].astype(np.int64)
-    mean = int(rounded_mean(valid.sum(), np.int64(valid.size))) if valid.size else 0
-    means = np.array([mean], np.int32)
-    coding = make_coding(kernels.differences(words, groups, split, means, None, map), exact)
-    best = result(means, None, coding, total_bits(coding, 0))
-    if num_groups == 1:
-        return best
-
-    by_group = fill_missing(sampled)
-    coding = make_coding(kernels.differences(words, groups, split, by_group, None, map), exact)
-    wide = 16 if int(by_group.max()) - int(by_group.min()) > 255 else 8
-    group_bits = total_bits(coding, wide * num_groups)
-    group_pays = group_bits < best.estimated_bits
-    row_elems = spec.row_elems
-    try_profile = row_elems > 0 and num_elems >= MIN_PROFILE_ROWS * row_elems
-    if not group_pays and (spec.role == "weight" or not try_profile):
-        return best
-    means = fill_missing(kernels.group_means(words, np.arange(num_groups, dtype=np.int64), split, map))
-    if group_pays:
-        best = result(means, None, coding, group_bits)
-    if not try_profile:
-        return best
-    rows = profile_rows(num_elems, row_elems)
-    profile = profile_from_sums(*kernels.column_sums(words, split, means, rows, row_elems, map))
-    coding = make_coding(kernels.differences(words, groups, split, means[groups], profile, map), exact)
-    wide_column = 16 if int(profile.max()) - int(profile.min()) > 255 else 8
-    bits = total_bits(coding, wide * num_groups + wide_column * row_elems)
-    return result(means, profile, coding, bits) if bits < best.estimated_bits else best
 
 
 def fill_missing(means: np.ndarray) -> np.ndarray:
