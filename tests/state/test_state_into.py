@@ -8,6 +8,7 @@ import pytest
 import torch
 from state_classes import Config
 from state_memory import Memory, bits
+from state_tensors import Scaled
 from torch.testing._internal.two_tensor import TwoTensor
 
 from thinpoint.errors import StateMismatchError
@@ -164,6 +165,22 @@ def test_wrapper_subclasses_are_filled_inside() -> None:
     live = {"x": TwoTensor(torch.zeros(2), torch.zeros(2))}
     fill(memory, live)
     assert live["x"].a.tolist() == [1, 1] and live["x"].b.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("context", [{"block": 64}, None])
+def test_a_subclass_made_in_another_way_is_not_filled(context: Any) -> None:
+    memory = Memory(flatten({"x": Scaled(torch.ones(2), 3, {"block": 32})}))
+    live = Scaled(torch.zeros(2), 3, context)
+    with pytest.raises(StateMismatchError, match="made in another way"):
+        fill(memory, {"x": live})
+    assert not live.values.any()
+    fill(memory, {"x": Scaled(torch.zeros(2), 3, {"block": 32})})
+
+
+def test_a_subclass_of_another_class_is_not_filled() -> None:
+    memory = Memory(flatten({"x": TwoTensor(torch.ones(2), torch.ones(2))}))
+    with pytest.raises(StateMismatchError, match="another class"):
+        fill(memory, {"x": Scaled(torch.zeros(2), 3)})
 
 
 def test_sparse_tensors_cannot_be_filled() -> None:

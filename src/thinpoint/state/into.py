@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinpoint.errors import StateMismatchError
+from thinpoint.errors import StateMismatchError, UnsupportedObjectError
 from thinpoint.state.tree import CONTAINERS, Node, Parsed, Path, display, numbered_nodes, parse, traverse
 from thinpoint.state.tree_names import checked_tensor_id
 
@@ -215,7 +215,7 @@ class _Pairing:
             return
         inner = record.get("inner")
         if "subclass" in record and isinstance(inner, dict) and hasattr(type(live), "__tensor_flatten__"):
-            self._visit_inner(inner, path, live)
+            self._visit_inner(record["subclass"], inner, path, live)
             return
         plain = not {"layout", "subclass", "quantizer", "conj", "neg"} & set(record)
         if not plain or live.layout is not torch.strided or live.is_quantized or live.device.type == "meta":
@@ -226,12 +226,16 @@ class _Pairing:
             self.plan.dtypes.append(f"{display(path)}: {dtype} in the file, {live_dtype} in the state")
         self.plan.pairs.append(TensorPair(path=path, tensor_id=tensor_id, target=live))
 
-    def _visit_inner(self, inner: dict[str, Any], path: Path, live: Any) -> None:
+    def _visit_inner(self, subclass: Any, inner: dict[str, Any], path: Path, live: Any) -> None:
         import torch
 
-        names = [
-            name for name in live.__tensor_flatten__()[0] if isinstance(getattr(live, name), torch.Tensor)
-        ]
+        parts, context = live.__tensor_flatten__()
+        names = [name for name in parts if isinstance(getattr(live, name), torch.Tensor)]
+        if not _is_same_subclass(subclass, type(live), context):
+            self.plan.shapes.append(
+                f"{display(path)}: of another class, or made in another way, in the state"
+            )
+            return
         if set(names) != set(inner):
             self.plan.shapes.append(
                 f"{display(path)}: made of {sorted(inner)} in the file, of {sorted(names)} in the state"
@@ -274,6 +278,19 @@ class _Pairing:
                 self._missing(value, (*path, i))
         else:
             self.plan.missing.append(display(path))
+
+
+def _is_same_subclass(subclass: Any, cls: type, context: Any) -> bool:
+    """Whether a record's subclass is `cls` with this context. Contexts that are no plain data are not compared."""
+    from thinpoint.state.flatten import flatten
+
+    if not isinstance(subclass, dict) or subclass.get("class") != [cls.__module__, cls.__qualname__]:
+        return False
+    try:
+        flat = flatten(context, allow_pickle=False)
+    except UnsupportedObjectError:
+        return True
+    return bool(flat.tensors) or flat.tree == subclass.get("context")
 
 
 def _is_stateful(live: Any) -> bool:

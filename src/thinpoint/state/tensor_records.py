@@ -82,14 +82,11 @@ def needs_no_pickle(tensor: torch.Tensor) -> bool:
     """Whether a describable tensor is surely rebuilt without any pickle, its attributes aside."""
     if type(tensor) in PLAIN_CLASSES:
         return True
-    if is_jagged(tensor):
-        return all(needs_no_pickle(part) for part in _describe_jagged(tensor).inner.values())
-    description = _describe_subclass(tensor)
-    parts = description.inner.values()
+    description = _describe_jagged(tensor) if is_jagged(tensor) else _describe_subclass(tensor)
     return (
         not description.objects
         and _is_plain_data(description.context)
-        and all(is_describable(part) and needs_no_pickle(part) for part in parts)
+        and all(is_describable(part) and needs_no_pickle(part) for part in description.inner.values())
     )
 
 
