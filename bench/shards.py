@@ -2,15 +2,16 @@
 
     python bench/shards.py FILE.safetensors...
 
-Every shard is a part of its own, with all that the codec stores for it charged; the last column is the size
-of a whole .thin file of all shards, index included. Below stands the table of design.md section 4, which is
-for whole tensors of full models.
+Every shard is a part of its own, with all that the codec stores for it charged; the last columns are the sizes of
+a whole .thin file of all shards, index included, and of the same state by torch.save. Below stands the table of
+design.md section 4, which is for whole tensors of full models.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,11 @@ def bits_per_value(items: list[Item]) -> float:
     return 8 * num_bytes / sum(item.tensor.numel() for item in items)
 
 
-def file_bits_per_value(items: list[Item]) -> float:
-    """The size of a .thin file of the items, in bits over their number of values."""
+def file_bits_per_value(items: list[Item], save: Callable[[Any, io.BytesIO], Any]) -> float:
+    """The size of a file of the items, in bits over their number of values."""
     buffer = io.BytesIO()
     # Clones: each shard in a storage of its own, as the ranks of a sharded job have it.
-    state = state_of([replace(item, tensor=item.tensor.clone()) for item in items])
-    thinpoint.save(state, buffer)
+    save(state_of([replace(item, tensor=item.tensor.clone()) for item in items]), buffer)
     return 8 * len(buffer.getvalue()) / sum(item.tensor.numel() for item in items)
 
 
@@ -76,7 +76,8 @@ def measure(state: Any) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"num_ways": num_ways, "num_parts": len(shards)}
         for component in _COMPONENTS:
             row[component] = bits_per_value([shard for shard in shards if shard.component == component])
-        row["file"] = file_bits_per_value(shards)
+        row["file"] = file_bits_per_value(shards, thinpoint.save)
+        row["torch_save_file"] = file_bits_per_value(shards, torch.save)
         rows.append(row)
     return rows
 
@@ -95,15 +96,15 @@ def main() -> None:
         rows = measured[path.name] = measure(read_state(path))
         table = Table(title=f"{path.name}: FP32, bits per value of 32", title_justify="left")
         table.add_column("cut")
-        for heading in ("parts", "w", "m", "v", "file"):
+        for heading in ("parts", "w", "m", "v", "file", "torch.save"):
             table.add_column(heading, justify="right")
         for row in rows:
             ways = "whole" if row["num_ways"] == 1 else f"{row['num_ways']} ways"
-            cells = (f"{row[key]:.2f}" for key in ("w", "m", "v", "file"))
+            cells = (f"{row[key]:.2f}" for key in ("w", "m", "v", "file", "torch_save_file"))
             table.add_row(ways, f"{row['num_parts']:,}", *cells)
         table.add_section()
         for name, cells_of_design in DESIGN.items():
-            table.add_row(f"design.md: {name}", "", *cells_of_design, "")
+            table.add_row(f"design.md: {name}", "", *cells_of_design, "", "")
         console.print(table)
     console.print(f"Written: {write('shards', {'data': measured})}")
 
