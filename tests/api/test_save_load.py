@@ -275,6 +275,38 @@ def test_load_into_lists_what_differs_and_touches_nothing(tmp_path: Path) -> Non
     assert target["a"].all()
 
 
+def test_views_that_share_a_part_are_filled_and_checked_apart(tmp_path: Path) -> None:
+    base = torch.randn(700_000)
+    views = {"a": base[:400_000], "b": base[400_000:], "both": base[100_000:500_000]}
+    thinpoint.save(views, tmp_path / "s.thin")
+    target = {"a": torch.zeros(400_000), "b": torch.zeros(300_000)}
+    thinpoint.load_into(tmp_path / "s.thin", target, strict=False)
+    assert_same(target, {"a": views["a"].clone(), "b": views["b"].clone()})
+    loaded = thinpoint.load(tmp_path / "s.thin")
+    assert_same(loaded, views)
+    assert loaded["a"].untyped_storage().data_ptr() == loaded["both"].untyped_storage().data_ptr()
+
+
+def test_decoded_bits_that_are_wrong_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from thinpoint.codec.rans import cpu_kernels
+
+    weight = torch.randn(300_000)
+    thinpoint.save({"w": weight, "tied": weight}, tmp_path / "s.thin")
+    join_words = cpu_kernels.join_words
+
+    def faulty(*arguments: Any) -> None:
+        join_words(*arguments)
+        arguments[-1][7] ^= 1
+
+    monkeypatch.setattr(cpu_kernels, "join_words", faulty)
+    with pytest.raises(errors.DigestMismatchError, match="decoded bits"):
+        thinpoint.load(tmp_path / "s.thin")
+    with pytest.raises(errors.DigestMismatchError, match="decoded bits"):
+        thinpoint.load_into(tmp_path / "s.thin", {"w": torch.zeros(300_000), "tied": torch.zeros(300_000)})
+    with pytest.raises(errors.DigestMismatchError, match="decoded bits"):
+        thinpoint.verify(tmp_path / "s.thin", deep=True)
+
+
 def test_autograd_notices_a_load_into(tmp_path: Path) -> None:
     weight = torch.ones(2000, requires_grad=True)
     thinpoint.save({"w": weight.detach()}, tmp_path / "s.thin")

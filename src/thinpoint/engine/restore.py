@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from thinpoint.codec.contract import WORD_DTYPES, CodedPart
 from thinpoint.digest import MASK
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import DigestMismatchError, LimitExceededError, ThinpointError
-from thinpoint.file.index import PartEntry
 from thinpoint.file.layout import PartHead, hex64
 from thinpoint.file.reader import FileReader
 
@@ -43,9 +43,13 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Consecutive blocks of one part, and the bytes of the part [start, end) that are wanted of them."""
+    """Consecutive blocks of one part, and the bytes of the part [start, end) that are wanted of them.
+
+    `whole` numbers the parts that a target wants whole, whose decoded bits can be checked; None if it wants less.
+    """
 
     part: int
+    whole: int | None
     head: PartHead
     first: int
     last: int
@@ -91,24 +95,26 @@ class Restorer:
             StorageError: the store refused.
         """
         sums: dict[int, int] = {}
-        whole: dict[int, int] = {}
-        for wave in _waves(run for target in targets for run in self._runs(target)):
+        parts: dict[int, tuple[int, str | None]] = {}
+        numbers = itertools.count()
+        for wave in _waves(run for target in targets for run in self._runs(target, numbers)):
             for run, partial in zip(wave, self._workers.map(self._decode, wave), strict=True):
-                sums[run.part] = (sums.get(run.part, 0) + partial) & MASK
-                whole[run.part] = whole.get(run.part, 0) + run.end - run.start
-        for part, total in sums.items():
-            entry = self.reader.index.parts[part]
-            if whole[part] == entry.raw_bytes and total != entry.raw_digest:
-                raise self._located(
-                    DigestMismatchError(
-                        "the decoded bits do not match their checksum",
-                        expected=hex64(entry.raw_digest),
-                        actual=hex64(total),
-                    ),
-                    part,
+                if run.whole is not None:
+                    sums[run.whole] = (sums.get(run.whole, 0) + partial) & MASK
+                    parts[run.whole] = run.part, run.head.name
+        for number, (part, name) in parts.items():
+            expected = self.reader.index.parts[part].raw_digest
+            if sums[number] != expected:
+                raise DigestMismatchError(
+                    "the decoded bits do not match their checksum",
+                    where=self.reader.name,
+                    tensor=name,
+                    offset=self.reader.index.parts[part].offset,
+                    expected=hex64(expected),
+                    actual=hex64(sums[number]),
                 )
 
-    def _runs(self, target: Target) -> Iterator[_Run]:
+    def _runs(self, target: Target, numbers: Iterator[int]) -> Iterator[_Run]:
         start, end = target.start, target.start + target.out.size
         covered = start
         for part in self._parts_of.get(target.storage, []):
@@ -118,17 +124,18 @@ class Restorer:
                 continue
             target.out[covered - start : low - start] = 0
             covered = high
+            whole = next(numbers) if high - low == entry.raw_bytes else None
             yield from self._runs_of_part(
-                part, entry, low - entry.start, high - entry.start, target.out[low - start : high - start]
+                part, whole, low - entry.start, high - entry.start, target.out[low - start : high - start]
             )
         target.out[covered - start :] = 0
 
     def _runs_of_part(
-        self, part: int, entry: PartEntry, start: int, end: int, out: np.ndarray
+        self, part: int, whole: int | None, start: int, end: int, out: np.ndarray
     ) -> Iterator[_Run]:
         head = self.head(part)
         if head.num_planes == 0:
-            yield _Run(part=part, head=head, first=0, last=0, start=start, end=end, out=out)
+            yield _Run(part=part, whole=whole, head=head, first=0, last=0, start=start, end=end, out=out)
             return
         block_bytes = head.block_elems * head.word_bytes
         step = max(RUN_BYTES // block_bytes, 1)
@@ -138,6 +145,7 @@ class Restorer:
             low, high = max(start, first * block_bytes), min(end, last * block_bytes)
             yield _Run(
                 part=part,
+                whole=whole,
                 head=head,
                 first=first,
                 last=last,
@@ -197,12 +205,12 @@ class Restorer:
                 self._progress(self._done)
         return partial
 
-    def _located(self, error: ThinpointError, part: int, head: PartHead | None = None) -> ThinpointError:
+    def _located(self, error: ThinpointError, part: int, head: PartHead) -> ThinpointError:
         """The error with the file, offset and tensor, where it does not name them yet."""
         entry = self.reader.index.parts[part]
         error.where = error.where or self.reader.name
         error.offset = entry.offset if error.offset is None else error.offset
-        error.tensor = error.tensor or (head.name if head is not None else None)
+        error.tensor = error.tensor or head.name
         return error
 
 
