@@ -55,3 +55,25 @@ def test_importing_thinpoint_works_without(missing: str) -> None:
     run_python(
         f"import sys; sys.modules[{missing!r}] = None; import thinpoint, thinpoint.errors, thinpoint.digest"
     )
+
+
+def test_without_numba_everything_works_and_the_log_says_why_it_is_slow(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.thin")
+    output = run_python(
+        "import logging, sys\n"
+        "sys.modules['numba'] = None\n"
+        "logging.basicConfig(stream=sys.stdout, format='%(name)s %(message)s')\n"
+        "import torch, thinpoint\n"
+        "weight = torch.arange(5000.0).sqrt()\n"
+        f"report = thinpoint.save(weight, {path!r})\n"
+        f"assert thinpoint.load({path!r}).equal(weight)\n"
+        "print(report.backend)\n"
+        "try:\n"
+        f"    thinpoint.load({path!r}, backend='cpu')\n"
+        "except thinpoint.errors.BackendUnavailableError as error:\n"
+        "    print(error)\n"
+    )
+    logged, backend, refused = output.splitlines()
+    assert logged.startswith("thinpoint using backend 'reference', which is slower") and "numba" in logged
+    assert backend == "reference"
+    assert refused.startswith("backend 'cpu' cannot run here") and "numba" in refused

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -166,8 +168,19 @@ def get_backend(name: str = "auto", *, codec: str = "thin", prove: bool = False)
         raise UsageError(f"unknown codec {codec!r}", expected=" or ".join(CODECS))
     if name not in ("auto", *BACKENDS):
         raise UsageError(f"unknown backend {name!r}", expected=" or ".join(("auto", *BACKENDS)))
+    reasons: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
         reason = _why_not(candidate)
         if reason is None:
-            return HostBackend(importlib.import_module(f"thinpoint.codec.rans.{candidate}"), codec, prove)  # type: ignore[arg-type]
-    raise BackendUnavailableError(f"backend {name!r} cannot run here: {reason}")
+            if reasons:
+                _log_fallback(candidate, reasons[0])
+            kernels: Any = importlib.import_module(f"thinpoint.codec.rans.{candidate}")
+            return HostBackend(kernels, codec, prove)
+        reasons.append(f"backend {candidate!r} cannot run here: {reason}")
+    raise BackendUnavailableError("; ".join(reasons))
+
+
+@cache
+def _log_fallback(candidate: str, reason: str) -> None:
+    """Say once why the automatic choice is not the fastest."""
+    logging.getLogger("thinpoint").warning("using backend %r, which is slower: %s", candidate, reason)

@@ -231,7 +231,7 @@ def decode_block(
     raw: np.ndarray,
     entropy: np.ndarray,
     out: np.ndarray,
-) -> int:
+) -> None:
     """One block into its words; patches are left to the caller."""
     split = prefix.split
     sizes = raw_words(values, split.raw_bits)
@@ -276,4 +276,3 @@ def decode_block(
         out.dtype.type((1 << (split.word_bits - 1)) if split.sign_mode == SIGN_ONE else 0),
         out,
     )
-    return 0

@@ -137,8 +137,8 @@ class Kernels(Protocol):
         raw: np.ndarray,
         entropy: np.ndarray,
         out: Any,
-    ) -> int:
-        """Decode one block into `out` (its words, patches not applied); returns 0.
+    ) -> None:
+        """Decode one block into `out` (its words, patches not applied).
 
         Args:
             first_elem: index of the block's first word in the part.

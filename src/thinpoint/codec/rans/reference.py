@@ -201,7 +201,7 @@ def decode_block(
     raw: np.ndarray,
     entropy: np.ndarray,
     out: np.ndarray,
-) -> int:
+) -> None:
     """One block into its words; patches are left to the caller."""
     split, segment_elems = prefix.split, prefix.segment_elems()
     num_segments = values.size
@@ -227,7 +227,6 @@ def decode_block(
     top[symbol == 0] = 0
     out[...] = 0
     out[elems] = join_words(top, raws[segment, place], split)
-    return 0
 
 
 def _unpack_raw(raw: np.ndarray, values: np.ndarray, raw_bits: int) -> np.ndarray:
