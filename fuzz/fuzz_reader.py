@@ -31,8 +31,9 @@ from thin_pieces import open_bytes, small_file, take_apart, two_plane_file  # no
 import thinpoint  # noqa: E402
 from thinpoint.digest import digest  # noqa: E402
 from thinpoint.errors import ThinpointError  # noqa: E402
+from thinpoint.file.head import HEAD, HEAD_FIXED_BYTES  # noqa: E402
 from thinpoint.file.json_text import dump_json  # noqa: E402
-from thinpoint.file.layout import HEAD, HEAD_FIXED_BYTES, Trailer  # noqa: E402
+from thinpoint.file.layout import Trailer  # noqa: E402
 from thinpoint.file.verify import verify_stored  # noqa: E402
 
 CASE_SECONDS = 10.0

@@ -14,10 +14,9 @@ import numpy as np
 
 from thinpoint.codec.contract import EncodedPart
 from thinpoint.digest import digest
+from thinpoint.file.head import HEAD, HEAD_FIXED_BYTES
 from thinpoint.file.index import StorageEntry, TensorEntry
 from thinpoint.file.layout import (
-    HEAD,
-    HEAD_FIXED_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
     TRAILER_SEALED_BYTES,

@@ -21,16 +21,14 @@ from thinpoint.errors import (
     UnsupportedVersionError,
 )
 from thinpoint.file import limits
+from thinpoint.file.head import HEAD, pack_head, unpack_head
 from thinpoint.file.layout import (
-    HEAD,
     HEADER_BYTES,
     TRAILER_BYTES,
     Trailer,
     check_header,
-    pack_head,
     pack_header,
     pack_trailer,
-    unpack_head,
     unpack_trailer,
 )
 

@@ -14,7 +14,8 @@ from thinpoint.codec.contract import WORD_DTYPES, CodedPart
 from thinpoint.digest import MASK
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import DigestMismatchError, LimitExceededError, ThinpointError
-from thinpoint.file.layout import PartHead, hex64
+from thinpoint.file.head import PartHead
+from thinpoint.file.layout import hex64
 from thinpoint.file.reader import FileReader
 
 RUN_BYTES = 4 << 20

@@ -11,8 +11,9 @@ from typing import Any
 from thinpoint.errors import LimitExceededError, MalformedFileError, ThinpointError, UnsupportedFeatureError
 from thinpoint.file import limits
 from thinpoint.file.dtypes import extent_bytes, is_known
+from thinpoint.file.head import MIN_HEAD_BYTES
 from thinpoint.file.json_text import dump_json, parse_json
-from thinpoint.file.layout import HEADER_BYTES, MIN_HEAD_BYTES, hex64
+from thinpoint.file.layout import HEADER_BYTES, hex64
 
 KNOWN_FEATURES: frozenset[str] = frozenset()
 """Feature ids that this reader implements."""

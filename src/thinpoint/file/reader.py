@@ -9,17 +9,16 @@ import numpy as np
 import zstandard
 
 from thinpoint.errors import DigestMismatchError, MalformedFileError, TruncatedFileError, UsageError
+from thinpoint.file.head import PartHead, unpack_head
 from thinpoint.file.index import Index, PartEntry, parse_index
 from thinpoint.file.layout import (
     HEADER_BYTES,
     TRAILER_BYTES,
-    PartHead,
     Trailer,
     check_digest,
     check_header,
     hex64,
     pad8,
-    unpack_head,
     unpack_trailer,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinpoint.errors import ThinpointError
-from thinpoint.file.layout import PartHead
+from thinpoint.file.head import PartHead
 from thinpoint.file.reader import FileReader
 
 _READ_BYTES = 16 << 20

@@ -12,17 +12,9 @@ import zstandard
 from thinpoint import digest as digests
 from thinpoint.errors import DamagedFileError, UsageError
 from thinpoint.file import limits
+from thinpoint.file.head import Encoded, pack_head, unpack_head
 from thinpoint.file.index import Index, PartEntry, StorageEntry, TensorEntry, dump_index, parse_index
-from thinpoint.file.layout import (
-    TRAILER_BYTES,
-    Encoded,
-    Trailer,
-    pack_head,
-    pack_header,
-    pack_trailer,
-    padded,
-    unpack_head,
-)
+from thinpoint.file.layout import TRAILER_BYTES, Trailer, pack_header, pack_trailer, padded
 
 INDEX_LEVEL = 9
 _RAW_BLOCK_BYTES = 128 << 10
