@@ -11,6 +11,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -104,20 +106,90 @@ def test_any_exception_leaves_the_old_file(old, error):
     assert only_old(old)
 
 
-def test_large_buffers_are_written_in_pieces(tmp_path, monkeypatch):
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces of 1,000 bytes of at most 7 buffers, and a system that writes at most 700 of them at a time."""
     monkeypatch.setattr(buffers, "PIECE_BYTES", 1000)
-    sizes = []
-    write = os.write
+    monkeypatch.setattr(buffers, "_MAX_BUFFERS", 7)
+    calls = []
+    pwritev = os.pwritev
 
-    def short_write(fd, view):
-        sizes.append(view.nbytes)
-        return write(fd, view[:700])
+    def short_write(fd, views, offset):
+        calls.append((len(views), sum(view.nbytes for view in views)))
+        data = b"".join(views)[:700]
+        return pwritev(fd, [data], offset)
 
-    monkeypatch.setattr(os, "write", short_write)
+    monkeypatch.setattr(os, "pwritev", short_write)
+    return calls
+
+
+def test_large_buffers_are_written_in_pieces(tmp_path, small_pieces):
     data = np.random.default_rng(0).bytes(12_345)
     put(tmp_path / "a", data)
-    assert max(sizes) == 1000
+    assert max(small_pieces)[1] == 1000
     assert (tmp_path / "a").read_bytes() == data
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_many_buffers_are_written_in_order_by_several_threads(tmp_path, small_pieces, num_threads):
+    rng = np.random.default_rng(1)
+    parts = [rng.bytes(int(size)) for size in rng.integers(0, 400, 200)] + [
+        rng.bytes(5000),
+        b"",
+        rng.bytes(3),
+    ]
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    with ThreadPoolExecutor(num_threads or 1) as pool, AtomicWriter(tmp_path / "a") as sink:
+        sink.write(b"first")
+        sink.write_all(arrays, *([pool.map] if num_threads else []))
+        assert sink.tell() == 5 + sum(map(len, parts))
+        sink.write_all([])
+        sink.write(b"last")
+        sink.commit()
+    assert (tmp_path / "a").read_bytes() == b"first" + b"".join(parts) + b"last"
+    assert max(count for count, _ in small_pieces) <= 7
+
+
+def test_plane_of_neighbouring_blocks_is_one_call(tmp_path, monkeypatch):
+    calls = []
+    pwritev = os.pwritev
+
+    def count(fd, views, offset):
+        calls.append(len(views))
+        return pwritev(fd, views, offset)
+
+    monkeypatch.setattr(os, "pwritev", count)
+    plane = np.arange(1 << 16, dtype=np.uint8)
+    with AtomicWriter(tmp_path / "a") as sink:
+        sink.write_all([plane[start : start + 4096] for start in range(0, plane.size, 4096)])
+        sink.commit()
+    assert calls == [16]
+    assert (tmp_path / "a").read_bytes() == plane.tobytes()
+
+
+def test_error_of_one_thread_is_raised_when_all_have_stopped(old, monkeypatch):
+    monkeypatch.setattr(buffers, "PIECE_BYTES", 1000)
+    pwritev = os.pwritev
+    running = []
+
+    def fail_once(fd, views, offset):
+        running.append(offset)
+        try:
+            if offset == 2000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            time.sleep(0.05)
+            return pwritev(fd, views, offset)
+        finally:
+            running.remove(offset)
+
+    monkeypatch.setattr(os, "pwritev", fail_once)
+    with ThreadPoolExecutor(4) as pool:
+        with AtomicWriter(old) as sink:
+            with pytest.raises(NoSpaceError) as caught:
+                sink.write_all([bytes(20_000)], pool.map)
+            assert not running
+        assert caught.value.errno == errno.ENOSPC
+    assert only_old(old)
 
 
 def test_existing_file_is_kept_if_not_to_be_overwritten(old):

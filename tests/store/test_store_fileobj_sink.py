@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -32,6 +33,16 @@ def test_every_kind_of_buffer_is_written_at_the_current_position():
     assert file.getvalue() == b"xx" + BYTES
     assert sink.tell() == len(BYTES)
     assert not file.closed
+
+
+def test_many_buffers_are_written_in_order():
+    parts = [bytes([i]) * (i * 37 % 50) for i in range(200)]
+    file = io.BytesIO()
+    sink = FileObjectSink(file)
+    with ThreadPoolExecutor(4) as pool:
+        sink.write_all(parts, pool.map)
+    assert file.getvalue() == b"".join(parts)
+    assert sink.tell() == sum(map(len, parts))
 
 
 def test_short_writes_are_continued():

@@ -83,6 +83,26 @@ class TestEverySource:
         assert caught.value.where == source.name
         assert caught.value.offset == offset
 
+    @pytest.mark.parametrize(("offset", "size"), [(0, 0), (3, 5000), (0, 100_003), (100_003, 0)])
+    def test_fills_a_buffer_and_nothing_beside_it(self, source, offset, size):
+        memory = np.full(size + 20, 7, np.uint8)
+        source.read_into(offset, memory[10 : 10 + size])
+        assert memory[10 : 10 + size].tobytes() == DATA[offset : offset + size]
+        assert (memory[:10] == 7).all() and (memory[10 + size :] == 7).all()
+
+    def test_fills_buffers_of_any_item_size(self, source):
+        words = np.zeros((5, 3), np.uint32)
+        source.read_into(40, words)
+        assert words.tobytes() == DATA[40:100]
+
+    def test_refuses_to_fill_beyond_the_end_or_what_is_read_only(self, source):
+        with pytest.raises(TruncatedFileError):
+            source.read_into(100_000, np.empty(4, np.uint8))
+        with pytest.raises(UsageError):
+            source.read_into(-1, np.empty(4, np.uint8))
+        with pytest.raises(UsageError, match="read-only"):
+            source.read_into(0, b"1234")
+
     @pytest.mark.parametrize(("offset", "size"), [(-1, 4), (4, -1)])
     def test_refuses_negative_ranges(self, source, offset, size):
         with pytest.raises(UsageError):
@@ -100,6 +120,8 @@ class TestEverySource:
         source.close()
         with pytest.raises(UsageError, match="closed"):
             source.read_at(0, 1)
+        with pytest.raises(UsageError, match="closed"):
+            source.read_into(0, bytearray(1))
 
 
 def test_file_that_shrinks_while_it_is_read_is_truncated(tmp_path):

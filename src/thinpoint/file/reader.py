@@ -31,6 +31,7 @@ class Source(Protocol):
     @property
     def size(self) -> int: ...
     def read_at(self, offset: int, size: int) -> np.ndarray: ...
+    def read_into(self, offset: int, buffer: Any) -> None: ...
 
 
 class FileReader:
@@ -150,6 +151,29 @@ class FileReader:
             UsageError: there is no such part, plane or block.
             StorageError: the source refused.
         """
+        offset, size = self.block_range(part, head, plane, first, last)
+        if first == last:
+            return []
+        data = self._source.read_at(offset, size)
+        blocks = []
+        position = 0
+        for block, size in enumerate(head.block_sizes[plane, first:last].tolist(), first):
+            blocks.append(data[position : position + size])
+            position += size
+            if check:
+                self.check_block(part, head, plane, block, blocks[-1])
+        return blocks
+
+    def block_range(self, part: int, head: PartHead, plane: int, first: int, last: int) -> tuple[int, int]:
+        """Offset in the file and bytes of the stored blocks [first, last) of one plane, for `read_into`.
+
+        Args:
+            part: index of the part.
+            head: what `read_head(part)` gave.
+
+        Raises:
+            UsageError: there is no such part, plane or block.
+        """
         entry = self._entry(part)
         if (
             head.part_index != part
@@ -163,18 +187,22 @@ class FileReader:
                 actual=f"part {head.part_index}",
             )
         if first == last:
-            return []
+            return entry.offset + entry.head_bytes, 0
         start = int(head.block_starts[plane, first])
-        sizes = head.block_sizes[plane, first:last].tolist()
-        data = self._source.read_at(entry.offset + entry.head_bytes + start, sum(sizes))
-        blocks = []
-        position = 0
-        for block, size in enumerate(sizes, first):
-            blocks.append(data[position : position + size])
-            position += size
-            if check:
-                self.check_block(part, head, plane, block, blocks[-1])
-        return blocks
+        size = int(head.block_sizes[plane, first:last].sum())
+        return entry.offset + entry.head_bytes + start, size
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        """Fill `buffer` with the stored bytes from `offset` on; nothing is checked.
+
+        Args:
+            buffer: writable, contiguous, host memory.
+
+        Raises:
+            TruncatedFileError: the range goes beyond the end of the file.
+            StorageError: the source refused.
+        """
+        self._source.read_into(offset, buffer)
 
     def check_block(self, part: int, head: PartHead, plane: int, block: int, data: Any) -> None:
         """Raises DigestMismatchError unless `data` is the stored bytes of a block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,26 @@ class Sink(Protocol):
     """Where the bytes go: what the writer needs of `store.contract.Sink`; this room imports no store."""
 
     def write(self, buffer: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPart:
+    """A part to write.
+
+    Attributes:
+        encoded: what the codec gave; its blocks are only read and not kept.
+        storage: index of the storage; its parts come in the order of their bytes.
+        start_bytes: where the part begins in the storage.
+        dtype, role: informative.
+        label: informative, a JSON object: name (list of keys), dtype, shape, role. Left out if too long.
+    """
+
+    encoded: Encoded
+    storage: int
+    start_bytes: int
+    dtype: str
+    role: str
+    label: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +68,18 @@ class FileWriter:
 
     Args:
         sink: gets every byte; opened and committed by the caller.
+        write_all: writes buffers to the sink in order, where it has a faster way than one `write` after the other.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, write_all: Callable[[list[Any]], None] | None = None) -> None:
         self._sink = sink
+        self._write_all = write_all
         self._parts: list[PartEntry] = []
         self._covered_to: dict[int, int] = {}
         self._offset = 0
         # False while bytes are on their way and after the end: a file with half a part must not be finished.
         self._is_open = True
-        self._write(pack_header())
+        self._write([pack_header()])
 
     @property
     def offset(self) -> int:
@@ -74,58 +96,73 @@ class FileWriter:
         role: str,
         label: Mapping[str, Any],
     ) -> PartEntry:
-        """Writes one part and returns its entry in the index.
+        """Writes one part and returns its entry in the index. See `NewPart` and `add_parts`."""
+        part = NewPart(
+            encoded=encoded, storage=storage, start_bytes=start_bytes, dtype=dtype, role=role, label=label
+        )
+        return self.add_parts([part])[0]
 
-        Args:
-            encoded: what the codec gave; its blocks are only read and not kept.
-            storage: index of the storage; its parts come in the order of their bytes.
-            start_bytes: where the part begins in the storage.
-            dtype, role: informative.
-            label: informative, a JSON object: name (list of keys), dtype, shape, role. Left out if too long.
+    def add_parts(self, parts: Iterable[NewPart]) -> list[PartEntry]:
+        """Writes parts one behind the other, in one go, and returns their entries in the index.
 
         Raises:
-            UsageError: the part contradicts itself or the specification; nothing was written.
+            UsageError: a part contradicts itself or the specification; nothing was written.
             StorageError: the sink refused; the file cannot be continued.
         """
         self._check_open()
+        buffers: list[Any] = []
+        entries: list[PartEntry] = []
+        covered_to: dict[int, int] = {}
+        offset = self._offset
+        for part in parts:
+            head, entry = self._checked_head(part, len(self._parts) + len(entries), offset)
+            covered = covered_to.get(part.storage, self._covered_to.get(part.storage, 0))
+            if part.start_bytes < covered:
+                raise UsageError(
+                    f"the part precedes or overlaps an earlier one of storage {part.storage}",
+                    expected=f"start_bytes of at least {covered}",
+                    actual=part.start_bytes,
+                )
+            buffers += [head, *(block for plane in part.encoded.blocks for block in plane)]
+            entries.append(entry)
+            covered_to[part.storage] = entry.end
+            offset += entry.stored_bytes
+        self._write(buffers)
+        self._parts += entries
+        self._covered_to.update(covered_to)
+        return entries
+
+    def _checked_head(self, part: NewPart, part_index: int, offset: int) -> tuple[bytes, PartEntry]:
+        """The head of a part that lies at `offset`, read back by the reader's rules, and its entry."""
+        encoded = part.encoded
         try:
             head = pack_head(
                 encoded,
-                part_index=len(self._parts),
-                storage_index=storage,
-                start_bytes=start_bytes,
-                label=label,
+                part_index=part_index,
+                storage_index=part.storage,
+                start_bytes=part.start_bytes,
+                label=part.label,
             )
-            checked = unpack_head(digests.as_bytes(head), where="the part to be written", offset=self._offset)
+            checked = unpack_head(digests.as_bytes(head), where="the part to be written", offset=offset)
         except (DamagedFileError, struct.error) as error:
             raise UsageError(f"the part cannot be written: {error}") from error
         if [[block.nbytes for block in plane] for plane in encoded.blocks] != checked.block_sizes.tolist():
             raise UsageError("the part cannot be written: its blocks have other sizes than it says")
-        if start_bytes < self._covered_to.get(storage, 0):
-            raise UsageError(
-                f"the part precedes or overlaps an earlier one of storage {storage}",
-                expected=f"start_bytes of at least {self._covered_to[storage]}",
-                actual=start_bytes,
-            )
-        entry = PartEntry(
-            storage=storage,
-            start=start_bytes,
+        return head, PartEntry(
+            storage=part.storage,
+            start=part.start_bytes,
             elems=checked.num_elems,
             word_bytes=checked.word_bytes,
-            dtype=dtype,
-            role=role,
+            dtype=part.dtype,
+            role=part.role,
             codec=checked.codec_id,
             chain=encoded.chain,
-            offset=self._offset,
+            offset=offset,
             head_bytes=checked.head_bytes,
             body_bytes=checked.body_bytes,
             raw_digest=checked.raw_digest,
             head_digest=checked.head_digest,
         )
-        self._write(head, *(block for plane in encoded.blocks for block in plane))
-        self._parts.append(entry)
-        self._covered_to[storage] = entry.end
-        return entry
 
     def finish(
         self,
@@ -187,7 +224,7 @@ class FileWriter:
             file_bytes=self._offset + len(stored) + TRAILER_BYTES,
             num_parts=len(self._parts),
         )
-        self._write(stored, pack_trailer(trailer))
+        self._write([stored, pack_trailer(trailer)])
         self._is_open = False
         return FileSummary(
             file_id=trailer.file_id, file_bytes=trailer.file_bytes, num_parts=trailer.num_parts
@@ -197,12 +234,14 @@ class FileWriter:
         if not self._is_open:
             raise UsageError("the file is finished, or writing to it failed")
 
-    def _write(self, *buffers: Any) -> None:
+    def _write(self, buffers: list[Any]) -> None:
         self._is_open = False
-        for buffer in buffers:
-            view = memoryview(buffer)
-            self._sink.write(view)
-            self._offset += view.nbytes
+        if self._write_all is not None:
+            self._write_all(buffers)
+        else:
+            for buffer in buffers:
+                self._sink.write(memoryview(buffer))
+        self._offset += sum(memoryview(buffer).nbytes for buffer in buffers)
         self._is_open = True
 
 

@@ -1,24 +1,45 @@
-"""What the stores share: buffers seen as bytes, and the check of a range."""
+"""What the stores share: buffers cut into pieces, and the check of a range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from thinpoint.errors import TruncatedFileError, UsageError
 
-PIECE_BYTES = 64 << 20
-"""The most bytes handed to the system in one write, so that a slow disk can be interrupted."""
+PIECE_BYTES = 8 << 20
+"""Bytes handed to the system at once: a slow disk can be interrupted, and several threads find work in one part."""
+
+_MAX_BUFFERS = 1024
+"""IOV_MAX of Linux, the most buffers that one system call takes."""
 
 
-def pieces(buffer: Any) -> Iterator[memoryview]:
-    """The bytes of a contiguous buffer as views of at most `PIECE_BYTES`; no copy."""
+def pieces(buffers: Iterable[Any]) -> Iterator[list[memoryview]]:
+    """The bytes of contiguous buffers, in order, as lists of views of together at most `PIECE_BYTES`; no copy."""
+    piece: list[memoryview] = []
+    room = PIECE_BYTES
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes == 0:
+            continue
+        view = view.cast("B")
+        while view.nbytes:
+            piece.append(view[:room])
+            room -= piece[-1].nbytes
+            view = view[piece[-1].nbytes :]
+            if room == 0 or len(piece) == _MAX_BUFFERS:
+                yield piece
+                piece, room = [], PIECE_BYTES
+    if piece:
+        yield piece
+
+
+def writable_bytes(buffer: Any) -> memoryview:
+    """A contiguous writable buffer as bytes; no copy."""
     view = memoryview(buffer)
-    if view.nbytes == 0:
-        return
-    view = view.cast("B")
-    for start in range(0, view.nbytes, PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
+    if view.readonly:
+        raise UsageError("the buffer to read into is read-only")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def check_range(offset: int, size: int, file_bytes: int, name: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
+
+Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""`map`, or a pool's: runs a function over items, yields results in order, raises the first error."""
 
 
 class Sink(Protocol):
@@ -21,8 +25,20 @@ class Sink(Protocol):
         """
         ...
 
+    def write_all(self, buffers: Iterable[Any], map: Mapper = map) -> None:
+        """Appends buffers in order, as `write` does one; where the place allows it, pieces of them at the same time.
+
+        Args:
+            buffers: as for `write`.
+            map: runs the pieces. Its threads must not be those that wait for this call.
+
+        Raises:
+            StorageError: the system refused; the file is incomplete. No piece is under way any more.
+        """
+        ...
+
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Bytes written so far; after an error, at least those of the calls before it."""
         ...
 
 
@@ -48,6 +64,16 @@ class Source(Protocol):
         Raises:
             TruncatedFileError: the range goes beyond the end of the file. Nothing is allocated for it.
             StorageError: the system refused.
+        """
+        ...
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        """Fills `buffer` with the bytes from `offset` on; blocks on I/O.
+
+        Args:
+            buffer: writable, contiguous, host memory, any item size.
+
+        Raises: as `read_at`; `buffer` may be partly written.
         """
         ...
 

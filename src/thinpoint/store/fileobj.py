@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from thinpoint.errors import StorageError, UsageError, from_os_error
-from thinpoint.store.buffers import check_range, pieces, truncated
+from thinpoint.store.buffers import check_range, pieces, truncated, writable_bytes
+from thinpoint.store.contract import Mapper
 
 
 class FileObjectSink:
@@ -36,7 +38,11 @@ class FileObjectSink:
 
     def write(self, buffer: Any) -> None:
         """See `Sink.write`. A raw file's short writes are continued."""
-        for piece in pieces(buffer):
+        self.write_all([buffer])
+
+    def write_all(self, buffers: Iterable[Any], map: Mapper = map) -> None:
+        """See `Sink.write_all`. One after the other: an object has one position."""
+        for piece in (view for views in pieces(buffers) for view in views):
             done = 0
             while done < piece.nbytes:
                 try:
@@ -119,7 +125,14 @@ class FileObjectSource:
         """See `Source.read_at`."""
         check_range(offset, size, self._size, self._name)
         out = np.empty(size, np.uint8)
-        view = out.data
+        self.read_into(offset, out)
+        return out
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        """See `Source.read_into`."""
+        view = writable_bytes(buffer)
+        size = view.nbytes
+        check_range(offset, size, self._size, self._name)
         with self._lock:
             if self._file is None:
                 raise UsageError("the source is closed", where=self._name)
@@ -135,7 +148,6 @@ class FileObjectSource:
                 raise from_os_error(error, "cannot read", where=self._name) from error
             except ValueError as error:
                 raise UsageError(f"the object cannot be read: {error}", where=self._name) from error
-        return out
 
     def _read_into(self, view: memoryview) -> int:
         if hasattr(self._file, "readinto"):

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,8 @@ from thinpoint.errors import (
     UsageError,
     from_os_error,
 )
-from thinpoint.store.buffers import check_range, pieces, truncated
+from thinpoint.store.buffers import check_range, pieces, truncated, writable_bytes
+from thinpoint.store.contract import Mapper
 
 _MAX_TMP_STEM_BYTES = 200
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -63,11 +65,18 @@ class LocalSource:
 
     def read_at(self, offset: int, size: int) -> np.ndarray:
         """See `Source.read_at`."""
-        if self._fd < 0:
-            raise UsageError("the file is closed", where=self._name)
         check_range(offset, size, self._size, self._name)
         out = np.empty(size, np.uint8)
-        view = out.data
+        self.read_into(offset, out)
+        return out
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        """See `Source.read_into`."""
+        if self._fd < 0:
+            raise UsageError("the file is closed", where=self._name)
+        view = writable_bytes(buffer)
+        size = view.nbytes
+        check_range(offset, size, self._size, self._name)
         done = 0
         while done < size:
             try:
@@ -77,7 +86,6 @@ class LocalSource:
             if count == 0:
                 raise truncated(offset, size, offset + done, self._name)
             done += count
-        return out
 
     def close(self) -> None:
         """See `Source.close`."""
@@ -104,7 +112,7 @@ class AtomicWriter:
 
     The file gets the mode that any new file gets in its folder (umask, setgid, default ACL), or the
     permission bits of the file it replaces. A symbolic link stays and its target is replaced. Not to be
-    shared between threads.
+    shared between threads, apart from those of the `map` given to `write_all`.
 
     Args:
         path: the final name.
@@ -163,17 +171,31 @@ class AtomicWriter:
 
     def write(self, buffer: Any) -> None:
         """See `Sink.write`."""
+        self.write_all([buffer])
+
+    def write_all(self, buffers: Iterable[Any], map: Mapper = map) -> None:
+        """See `Sink.write_all`: one thread of `map` copies 1 to 3 GB/s into the page cache, several write more."""
         if self._fd < 0:
             raise UsageError("the file is not open for writing", where=self._name)
-        for piece in pieces(buffer):
-            done = 0
-            while done < piece.nbytes:
+        jobs, offset = [], self._written
+        for views in pieces(buffers):
+            jobs.append((offset, views))
+            offset += sum(view.nbytes for view in views)
+        errors: list[OSError] = []
+
+        def write_piece(job: tuple[int, list[memoryview]]) -> None:
+            # Errors are collected: the file must not be closed while other threads still write to it.
+            if not errors:
                 try:
-                    count = os.write(self._fd, piece[done:])
+                    _write_at(self._fd, *job)
                 except OSError as error:
-                    raise from_os_error(error, "cannot write the file", where=self._name) from error
-                done += count
-                self._written += count
+                    errors.append(error)
+
+        for _ in map(write_piece, jobs):
+            pass
+        if errors:
+            raise from_os_error(errors[0], "cannot write the file", where=self._name) from errors[0]
+        self._written = offset
 
     def commit(self) -> None:
         """Makes what was written the file of that name, in one step; blocks until it is durable.
@@ -270,6 +292,20 @@ class AtomicWriter:
                 os.close(fd)
         with contextlib.suppress(OSError):
             os.unlink(self._tmp)
+
+
+def _write_at(fd: int, offset: int, views: list[memoryview]) -> None:
+    """Write all views one behind the other; short writes are continued."""
+    while views:
+        count = os.pwritev(fd, views, offset)
+        offset += count
+        first = 0
+        while first < len(views) and count >= views[first].nbytes:
+            count -= views[first].nbytes
+            first += 1
+        views = views[first:]
+        if count:
+            views[0] = views[0][count:]
 
 
 def _decode(path: str | bytes | os.PathLike[Any]) -> str:
