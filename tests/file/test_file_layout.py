@@ -32,7 +32,7 @@ from thinpoint.file.layout import (
     unpack_trailer,
 )
 
-HEADER_TEXT = "89 54 48 49 4e 0d 0a 1a 00 00 00 00 01 00 00 00 00 00 00 00 00 00 00 00"
+HEADER_TEXT = "89 54 48 49 4e 0d 0a 1a 01 00 01 00 01 00 00 00 00 00 00 00 00 00 00 00"
 
 
 def sealed(data: bytes) -> bytes:
@@ -60,8 +60,8 @@ def test_header_is_these_bytes():
         (lambda h: h[:31], TruncatedFileError),
         (lambda h: h[:9] + b"\x01" + h[10:], DigestMismatchError),
         (lambda h: h[:31] + bytes([h[31] ^ 1]), DigestMismatchError),
-        (lambda h: sealed(h[:8] + b"\x07\0\x01\0" + h[12:24]), UnsupportedVersionError),
-        (lambda h: sealed(h[:8] + b"\0\0\x01\0" + h[12:24]), UnsupportedVersionError),
+        (lambda h: sealed(h[:8] + b"\x07\0\x02\0" + h[12:24]), UnsupportedVersionError),
+        (lambda h: sealed(h[:8] + b"\0\0\x02\0" + h[12:24]), UnsupportedVersionError),
         (lambda h: sealed(h[:12] + b"\x02\0" + h[14:24]), UnsupportedFeatureError),
         (lambda h: sealed(h[:14] + b"\0\x80" + h[16:24]), MalformedFileError),
         (lambda h: sealed(h[:16] + b"\x01" + h[17:24]), MalformedFileError),

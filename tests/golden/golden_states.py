@@ -1,9 +1,9 @@
 """The states behind the golden files, made by integer arithmetic alone so that they are the same for ever.
 
-    python tests/golden/golden_states.py FOLDER
+    python tests/golden/golden_states.py FOLDER [cuda]
 
-writes the files of this version into an empty folder. A file that is committed is never rewritten: a new format or encoder
-version adds files.
+writes the files of this version into an empty folder, on the CPU or on a GPU. A file that is committed is never rewritten: a
+new format or encoder version adds files.
 """
 
 from __future__ import annotations
@@ -106,12 +106,39 @@ def other_state() -> dict[str, Any]:
     }
 
 
-FILES = {"floats-v0.thin": float_state, "others-v0.thin": other_state}
+def segment_state() -> dict[str, Any]:
+    """Whole segments of the usual dtypes: what the fast kernels take."""
+    rows, width = 140, 512
+    scale = np.ldexp(1.0, (noise(width, 21) & np.uint64(7)).astype(np.int64) - 4)
+    m = bell(rows * width, 22).reshape(rows, width) * scale
+    return {
+        "w": tensor(bell(rows * width, 23), torch.float32, rows, width),
+        "exp_avg": tensor(m, torch.float32, rows, width),
+        "exp_avg_sq": tensor(m * m, torch.float32, rows, width),
+        "grad": tensor(bell(rows * width, 24), torch.bfloat16, rows, width),
+    }
 
+
+def on(device: str, state: Any) -> Any:
+    """The state with its tensors on a device."""
+    return {key: value.to(device) for key, value in state.items()}
+
+
+FILES = {
+    "floats-v0.thin": float_state,
+    "others-v0.thin": other_state,
+    "floats-v1.thin": float_state,
+    "others-v1.thin": other_state,
+    "segments-v1.thin": segment_state,
+    "floats-v1-h200.thin": float_state,
+}
+"""The files of a version, and those that a GPU wrote."""
 
 if __name__ == "__main__":
     import thinpoint
 
+    folder, device = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "cpu"
     for name, make in FILES.items():
-        target = Path(sys.argv[1]) / name
-        print(thinpoint.save(make(), target, overwrite=False))
+        if "-v1" in name and ("-h200" in name) == (device == "cuda"):
+            state = make() if device == "cpu" else on(device, make())
+            print(thinpoint.save(state, folder / name, overwrite=False))

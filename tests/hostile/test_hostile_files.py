@@ -287,7 +287,7 @@ def test_newer_file_with_unknown_keys_is_unsupported_not_malformed():
 
 def test_newer_version_is_unsupported():
     pieces = take_apart(small_file())
-    pieces.header[8:12] = b"\x01\0\x01\0"
+    pieces.header[8:12] = b"\x02\0\x02\0"
     assert type(first_problem(pieces.seal())) is UnsupportedVersionError
 
 

@@ -20,7 +20,7 @@ from thinpoint.codec.transforms.predict import (
 )
 from thinpoint.codec.transforms.split import Split
 
-ENCODER_VERSION = 0
+ENCODER_VERSION = 1
 
 SEGMENT_STEPS = 1024
 SEGMENT_ELEMS = LANES * SEGMENT_STEPS
@@ -37,7 +37,7 @@ from a bound of 512 instead of 1,024, and nothing from 192."""
 SAMPLE_GROUPS = 256
 """Groups that the candidates are judged on: 65,536 values cost no ratio on any tensor tried."""
 
-SAMPLE_DIVISOR = 16
+SAMPLE_DIVISOR = 32
 """The table of a large part is made from one group in so many."""
 
 WINDOW = NUM_SYMBOLS - 1
@@ -101,16 +101,25 @@ class Coding:
     cost: int
 
 
-def make_coding(differences: Differences, exact: bool) -> Coding:
-    """The window with the most mass, its table and its cost.
+def best_window(bins: np.ndarray) -> int:
+    """First bin of the run of WINDOW bins with the most mass; among equals the middle one, or the first if that is less."""
+    cumulative = np.concatenate([[0], np.cumsum(bins)])
+    mass = cumulative[WINDOW:] - cumulative[:-WINDOW]
+    best = np.flatnonzero(mass == mass.max())
+    middle = (int(best[0]) + int(best[-1])) // 2
+    return middle if mass[middle] == mass[best[0]] else int(best[0])
+
+
+def make_coding(differences: Differences, exact: bool, start: int | None = None) -> Coding:
+    """A table for a window of differences, and its cost.
 
     Args:
         differences: the histogram.
         exact: whether it covers every value; if not, unseen symbols between seen ones, and zero, get a frequency too.
+        start: first bin of the window; None for the best one.
     """
-    cumulative = np.concatenate([[0], np.cumsum(differences.bins)])
-    mass = cumulative[WINDOW:] - cumulative[:-WINDOW]
-    start = int(mass.argmax())
+    if start is None:
+        start = best_window(differences.bins)
     histogram = np.zeros(NUM_SYMBOLS, np.int64)
     histogram[0] = differences.num_zero
     histogram[1:] = differences.bins[start : start + WINDOW]
@@ -127,7 +136,7 @@ def make_coding(differences: Differences, exact: bool) -> Coding:
     freqs = normalise(histogram, present)
     fill = int(np.where(present, histogram, -1).argmax())
     bits = (PROB_BITS << COST_SCALE_BITS) - log2_table()[freqs]
-    num_patches = differences.num_outside + int(differences.bins.sum()) - int(mass[start])
+    num_patches = differences.num_outside + int(differences.bins.sum()) - int(histogram[1:].sum())
     cost = int((histogram * np.where(present, bits, 0)).sum())
     cost += num_patches * ((PATCH_BITS << COST_SCALE_BITS) + int(bits[fill]))
     return Coding(
@@ -169,15 +178,15 @@ def make_plan(
     best = planner.one_mean()
     if split.word_bits == 8 or planner.num_groups == 1:
         return planner.with_larger_sample(best)
-    grouped, group_bits = planner.sampled_group_means()
-    group_pays = group_bits < best.estimated_bits
+    grouped, mean_bits = planner.sampled_group_means()
+    group_pays = grouped.estimated_bits < best.estimated_bits
     try_profile = (group_pays or spec.role != "weight") and planner.has_rows_enough
     if group_pays or try_profile:
         grouped = planner.with_all_means(grouped)
     if group_pays:
         best = grouped
     if try_profile:
-        profiled = planner.column_profile(grouped)
+        profiled = planner.column_profile(grouped, mean_bits)
         best = profiled if profiled.estimated_bits < best.estimated_bits else best
     return planner.with_larger_sample(best)
 
@@ -194,8 +203,8 @@ class _Planner:
         num_idle = self.num_groups - int(scan.kept.sum())
         elide = num_idle * GROUP_ELEMS * max(split.raw_bits, 1) > self.num_groups
         self.kept = scan.kept if elide else None
-        self.num_coded = words.size - (num_idle * GROUP_ELEMS if elide else 0)
         self.candidates = np.flatnonzero(scan.kept) if elide else np.arange(self.num_groups, dtype=np.int64)
+        self.num_coded = self._num_values(self.candidates)
         self.sample = sample_groups(self.candidates, words.size, SAMPLE_GROUPS)
         self.fixed_bits = self.num_coded * split.raw_bits + (self.num_groups if elide else 0)
         self.fixed_bits += -(-words.size // SEGMENT_ELEMS) * 33 * 32
@@ -214,10 +223,10 @@ class _Planner:
         return self._plan(np.array([mean], np.int32), np.array([mean], np.int32), None, 0)
 
     def sampled_group_means(self) -> tuple[Plan, int]:
-        """A plan that knows the means of the sampled groups only, and its estimate."""
+        """A plan that knows the means of the sampled groups only, and the estimated size of all means in bits."""
         means = fill_missing(self.kernels.group_means(self.words, self.sample, self.split, self.map))
-        plan = self._plan(means, means, None, self._mean_bits(means))
-        return plan, plan.estimated_bits
+        mean_bits = self._mean_bits(means)
+        return self._plan(means, means, None, mean_bits), mean_bits
 
     def with_all_means(self, plan: Plan) -> Plan:
         """The plan with the means of all groups."""
@@ -226,33 +235,36 @@ class _Planner:
             plan, means=fill_missing(self.kernels.group_means(self.words, groups, self.split, self.map))
         )
 
-    def column_profile(self, grouped: Plan) -> Plan:
-        """A profile on top of the group means."""
+    def column_profile(self, grouped: Plan, mean_bits: int) -> Plan:
+        """A profile on top of the group means, which take `mean_bits`."""
         means, row_elems = grouped.means, self.row_elems
         rows = profile_rows(self.words.size, row_elems)
         sums = self.kernels.column_sums(self.words, self.split, means, rows, row_elems, self.map)
         profile = profile_from_sums(*sums)
         wide = int(profile.max()) - int(profile.min()) > 255
-        side_bits = self._mean_bits(means[self.sample]) + (16 if wide else 8) * row_elems
+        side_bits = mean_bits + (16 if wide else 8) * row_elems
         return self._plan(means, means[self.sample], profile, side_bits)
 
     def with_larger_sample(self, plan: Plan) -> Plan:
-        """The plan with its table made from one group in SAMPLE_DIVISOR, where that is more than chose the plan."""
+        """The plan with its table made from one group in SAMPLE_DIVISOR, where that is more than chose plan and window."""
         count = self.candidates.size // SAMPLE_DIVISOR
         if count <= SAMPLE_GROUPS:
             return plan
         sample = sample_groups(self.candidates, self.words.size, count)
         means = plan.means if plan.means.size == 1 else plan.means[sample]
-        return replace(plan, coding=self._coding(sample, means, plan.profile))
+        start = plan.coding.window_base + HISTOGRAM_ZERO + 1
+        return replace(plan, coding=self._coding(sample, means, plan.profile, start))
 
     def _mean_bits(self, sampled_means: np.ndarray) -> int:
         wide = int(sampled_means.max()) - int(sampled_means.min()) > 255
         return (16 if wide else 8) * self.num_groups
 
-    def _coding(self, sample: np.ndarray, means: np.ndarray, profile: np.ndarray | None) -> Coding:
+    def _coding(
+        self, sample: np.ndarray, means: np.ndarray, profile: np.ndarray | None, start: int | None = None
+    ) -> Coding:
         exact = self._num_values(sample) >= self.num_coded
         found = self.kernels.differences(self.words, sample, self.split, means, profile, self.map)
-        return make_coding(found, exact)
+        return make_coding(found, exact, start)
 
     def _num_values(self, sample: np.ndarray) -> int:
         return int(np.minimum(GROUP_ELEMS, self.words.size - sample * GROUP_ELEMS).sum())

@@ -66,10 +66,7 @@ def decode_blocks(
     Args:
         restore: fills a block's words, as uint8, from its stored bytes.
     """
-    if part.num_planes != 1 or part.prefix:
-        raise MalformedFileError(
-            "a part of raw or zstd blocks has one plane and no prefix", expected=1, actual=part.num_planes
-        )
+    check_plain(part)
     origin = first_block * part.block_elems
 
     def decode_one(i: int) -> int:
@@ -79,6 +76,14 @@ def decode_blocks(
         return digest(target, start * part.word_bytes // 8)
 
     return sum(map(decode_one, range(len(blocks[0])))) & MASK
+
+
+def check_plain(part: CodedPart) -> None:
+    """Raises MalformedFileError unless a part has the form that `encode_blocks` gives."""
+    if part.num_planes != 1 or part.prefix:
+        raise MalformedFileError(
+            "a part of raw or zstd blocks has one plane and no prefix", expected=1, actual=part.num_planes
+        )
 
 
 def encode_raw(words: np.ndarray, map: Mapper) -> EncodedPart:
@@ -130,9 +135,14 @@ def encode_const(words: np.ndarray, map: Mapper) -> EncodedPart:
 
 def decode_const(part: CodedPart, out: np.ndarray, first_elem: int) -> int:
     """Fill `out`; returns the partial raw digest."""
+    check_const(part)
+    out[...] = np.frombuffer(part.prefix, WORD_DTYPES[part.word_bytes])[0]
+    return digest(out, first_elem * part.word_bytes // 8)
+
+
+def check_const(part: CodedPart) -> None:
+    """Raises MalformedFileError unless a part has the form that `encode_const` gives."""
     if part.num_planes or len(part.prefix) != part.word_bytes:
         raise MalformedFileError(
             "a constant part holds more than one word", expected=part.word_bytes, actual=len(part.prefix)
         )
-    out[...] = np.frombuffer(part.prefix, WORD_DTYPES[part.word_bytes])[0]
-    return digest(out, first_elem * part.word_bytes // 8)

@@ -18,8 +18,8 @@ from thinpoint.errors import (
 )
 from thinpoint.file import limits
 
-WRITE_VERSION = 0
-READ_VERSION = 0
+WRITE_VERSION = 1
+READ_VERSION = 1
 
 MAGIC = b"\x89THIN\r\n\x1a"
 END_MAGIC = b"THINEND\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from thinpoint.codec.rans.kernels import HISTOGRAM_BINS, HISTOGRAM_ZERO
 from thinpoint.codec.rans.spec import LANES, PROB_SCALE, STATE_LOW
 from thinpoint.codec.transforms.predict import GROUP_ELEMS, NO_MEAN
 
@@ -80,6 +79,9 @@ def column_sums(words, rows, row_elems, top_shift, top_mask, means, total, count
 def differences(words, groups, top_shift, top_mask, means, profile, bins):
     """Histogram of top - prediction; bins is int64[2, HISTOGRAM_BINS + 2]: below, the bins, above. Returns zeros."""
     num_zero = 0
+    # From the array, not the constant: a compiled kernel is cached by this file alone and would keep an old value.
+    last = bins.shape[1] - 1
+    first = (last + 1) // 2
     diff = np.empty(GROUP_ELEMS, np.int32)
     for k in range(groups.size):
         start = groups[k] * GROUP_ELEMS
@@ -107,7 +109,7 @@ def differences(words, groups, top_shift, top_mask, means, profile, bins):
             if d == 1 << 30:
                 num_zero += 1
             else:
-                b = min(max(np.int64(d) + (HISTOGRAM_ZERO + 1), 0), HISTOGRAM_BINS + 1)
+                b = min(max(np.int64(d) + first, 0), last)
                 bins[i & 1, b] += 1
     return num_zero
 

@@ -11,7 +11,7 @@ from thinpoint.codec.contract import Mapper
 from thinpoint.codec.rans.spec import RansPrefix
 from thinpoint.codec.transforms.split import Split
 
-HISTOGRAM_BINS = 2048
+HISTOGRAM_BINS = 512
 HISTOGRAM_ZERO = HISTOGRAM_BINS // 2
 """Bin of difference 0. Differences outside of the bins are counted as outside."""
 

@@ -95,7 +95,7 @@ class RansPrefix:
         return np.add.reduceat(in_group, np.arange(0, num_groups, per_segment))
 
 
-def raw_words(values: np.ndarray, raw_bits: int) -> np.ndarray:
+def raw_words(values: np.ndarray, raw_bits: int | np.ndarray) -> np.ndarray:
     """uint32 words that the raw bits of segments of `values` values take: 32 x ceil(steps x raw_bits / 32)."""
     steps = -(-values // LANES)
     return LANES * (-(-(steps * raw_bits) // 32))
