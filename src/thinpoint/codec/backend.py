@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from thinpoint.codec import raw, zstd
+from thinpoint.codec import nvcomp, raw, zstd
 from thinpoint.codec.contract import CodedPart, EncodedPart, Mapper, PartSpec, serial_map
 from thinpoint.codec.plan import MIN_CODED_ELEMS, make_plan
 from thinpoint.codec.rans import decoder, encoder
@@ -32,7 +32,13 @@ CODECS = ("thin", "zstd", "raw")
 BACKENDS = ("cpu", "reference")
 """Kernel sets in order of preference."""
 
-CODEC_NAMES = {raw.RAW_ID: "raw", raw.CONST_ID: "const", RANS_ID: "rans", zstd.ZSTD_ID: "zstd"}
+CODEC_NAMES = {
+    raw.RAW_ID: "raw",
+    raw.CONST_ID: "const",
+    RANS_ID: "rans",
+    zstd.ZSTD_ID: "zstd",
+    nvcomp.ANS_ID: "nvcomp-ans",
+}
 
 _MIN_ZSTD_BYTES = 128
 _ZSTD_GAIN_PERCENT = 95
@@ -113,6 +119,8 @@ class HostBackend:
             return zstd.decode_zstd(part, first_block, blocks, out, map)
         if part.codec_id == raw.CONST_ID:
             return raw.decode_const(part, out, first_block * part.block_elems)
+        if part.codec_id == nvcomp.ANS_ID:
+            raise nvcomp.ans_unavailable(part.prefix, part.word_bytes, "it cannot be decoded on a CPU")
         raise UnknownCodecError(f"codec {part.codec_id} is not known to this version")
 
 

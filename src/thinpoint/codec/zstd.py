@@ -20,6 +20,11 @@ ZSTD_ID = 3
 LEVEL = 3
 SAMPLE_PIECES = 4
 SAMPLE_PIECE_BYTES = 1 << 14
+MAX_WINDOW_BYTES = 1 << 27
+
+_MAGIC = b"\x28\xb5\x2f\xfd"
+_RLE_BLOCK = 1
+_NO_CONTENT_SIZE = -1
 
 
 def encode_zstd(words: np.ndarray, map: Mapper) -> EncodedPart:
@@ -49,32 +54,70 @@ def decompress_frame(block: np.ndarray, raw_bytes: int) -> bytes:
     Raises:
         MalformedFileError: not one frame of exactly raw_bytes, or something other than zeros behind it.
     """
+    end = frame_bytes(block)
+    if block.size - end > 7 or block[end:].any():
+        raise MalformedFileError("a zstd block holds more than one frame", expected=end, actual=block.size)
+    frame = block[:end].tobytes()
     try:
-        parameters = zstandard.get_frame_parameters(block[:18].tobytes())
-        if parameters.content_size != raw_bytes:
+        content_size = zstandard.frame_content_size(frame)
+        if content_size not in (raw_bytes, _NO_CONTENT_SIZE):
             raise MalformedFileError(
-                "a zstd frame has the wrong size", expected=raw_bytes, actual=parameters.content_size
+                "a zstd frame has the wrong size", expected=raw_bytes, actual=content_size
             )
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-        content = decompressor.decompress(block.tobytes())
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        content = decompressor.decompress(frame, max_output_size=raw_bytes)
     except zstandard.ZstdError as error:
         raise MalformedFileError(f"a zstd frame cannot be decompressed: {error}") from error
-    rest = decompressor.unused_data
-    if not decompressor.eof or len(content) != raw_bytes or len(rest) > 7 or any(rest):
-        raise MalformedFileError(
-            "a zstd block holds more or less than one frame", expected=raw_bytes, actual=len(content)
-        )
+    if len(content) != raw_bytes:
+        raise MalformedFileError("a zstd frame has the wrong size", expected=raw_bytes, actual=len(content))
     return content
+
+
+def frame_bytes(block: np.ndarray) -> int:
+    """Bytes of the frame that a block begins with, from the headers of the frame and of its blocks (RFC 8878, 3.1.1).
+
+    Args:
+        block: uint8 array; may hold anything.
+
+    Raises:
+        MalformedFileError: it begins with no frame, or ends before the frame does.
+    """
+    header = block[:5].tobytes()
+    if len(header) < 5 or header[:4] != _MAGIC:
+        raise MalformedFileError("a zstd block does not begin with a frame")
+    descriptor = header[4]
+    single_segment = descriptor >> 5 & 1
+    dictionary_id, content_size = (0, 1, 2, 4)[descriptor & 3], (single_segment, 2, 4, 8)[descriptor >> 6]
+    end = 5 + (1 - single_segment) + dictionary_id + content_size
+    last = False
+    while not last:
+        block_header = int.from_bytes(block[end : end + 3].tobytes(), "little")
+        last, kind, size = bool(block_header & 1), block_header >> 1 & 3, block_header >> 3
+        end += 3 + (1 if kind == _RLE_BLOCK else size)
+        if end > block.size:
+            raise MalformedFileError("a zstd frame ends too early", expected=end, actual=block.size)
+    end += 4 * (descriptor >> 2 & 1)
+    if end > block.size:
+        raise MalformedFileError("a zstd frame ends too early", expected=end, actual=block.size)
+    return end
 
 
 def sample_bits(words: np.ndarray) -> int:
     """Estimated size of the zstd chain in bits, from four pieces of 16 KiB."""
     data = as_bytes(words)
+    return bits_from_sample(np.concatenate([data[a:b] for a, b in sample_ranges(data.size)]), data.size)
+
+
+def sample_ranges(num_bytes: int) -> list[tuple[int, int]]:
+    """The byte ranges that `sample_bits` looks at."""
     piece = SAMPLE_PIECE_BYTES
-    if data.size > SAMPLE_PIECES * piece:
-        starts = [(data.size - piece) * i // (SAMPLE_PIECES - 1) for i in range(SAMPLE_PIECES)]
-        sample = np.concatenate([data[s : s + piece] for s in starts])
-    else:
-        sample = data
+    if num_bytes <= SAMPLE_PIECES * piece:
+        return [(0, num_bytes)]
+    starts = [(num_bytes - piece) * i // (SAMPLE_PIECES - 1) for i in range(SAMPLE_PIECES)]
+    return [(start, start + piece) for start in starts]
+
+
+def bits_from_sample(sample: np.ndarray, num_bytes: int) -> int:
+    """Estimated size in bits of `num_bytes` bytes, from a sample of them (uint8)."""
     compressed = len(zstandard.ZstdCompressor(level=LEVEL).compress(sample.tobytes()))
-    return 8 * compressed * data.size // max(sample.size, 1)
+    return 8 * compressed * num_bytes // max(sample.size, 1)

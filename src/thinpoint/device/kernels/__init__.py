@@ -1,0 +1,1 @@
+"""Triton kernels, without the code that launches them. Everything is int64 tables and flat arrays; see `fields.py`."""

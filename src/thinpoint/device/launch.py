@@ -1,0 +1,560 @@
+"""Launching kernels over tables: the steps of encoding and decoding on the device, each on the current stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from thinpoint.codec.plan import SEGMENT_STEPS, log2_table
+from thinpoint.device.kernels import code, fields, general, plan, planes, scan
+from thinpoint.device.tables import PAIR, Tables, Variant
+
+ALIGNMENT = 16
+SCAN_GROUPS, SCAN_ROUNDS, SCAN_WARPS = 4, 32, 1
+HISTOGRAM_GROUPS, HISTOGRAM_ROUNDS = 16, 4
+PROFILE_COLUMNS, PROFILE_ROWS = 32, 128
+DIGEST_WORDS, DIGEST_ROUNDS = 1024, 8
+DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
+COMPARE_BYTES, COMPARE_ROUNDS = 8192, 8
+
+
+class Uploader:
+    """Moves small host arrays to the device: through page-locked memory where there is a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, array: np.ndarray) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return host.clone()
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTables:
+    """`Tables` on the device. `parts` is a template: every use works on a copy with addresses filled in."""
+
+    host: Tables
+    parts: torch.Tensor
+    segments: torch.Tensor
+    blocks: torch.Tensor
+    order: torch.Tensor
+    whole: dict[Variant, torch.Tensor]
+    general: dict[int, torch.Tensor]
+
+
+def upload_tables(tables: Tables, upload: Uploader) -> DeviceTables:
+    """Tables to the device."""
+    return DeviceTables(
+        host=tables,
+        parts=upload(tables.parts),
+        segments=upload(tables.segments),
+        blocks=upload(tables.blocks),
+        order=upload(tables.order),
+        whole={variant: upload(programs) for variant, programs in tables.whole.items()},
+        general={width: upload(programs) for width, programs in tables.general.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTables:
+    """Which programs scan and plan which parts; lists on the device, by width of a word where kernels differ.
+
+    Attributes:
+        scan: int64[programs, 2], part and first group.
+        candidates: int64[programs, 2], part and candidate.
+        columns: int64[programs, 2], part and first column, or None.
+        profiled: int64[parts that may get a profile].
+        chunks: int64[programs, 3], part, first sampled group, row of the histogram.
+        rows: int64[parts], row of the histogram of its table or -1.
+        num_rows: rows of table histograms.
+        num_profile: length of the array of profiles.
+    """
+
+    scan: dict[int, torch.Tensor]
+    candidates: dict[int, torch.Tensor]
+    columns: torch.Tensor | None
+    profiled: torch.Tensor
+    chunks: dict[int, torch.Tensor]
+    rows: torch.Tensor
+    num_rows: int
+    num_profile: int
+
+
+def make_plan_tables(parts: np.ndarray, upload: Uploader) -> PlanTables:
+    """Lists for parts whose columns are filled; sets PROFILE_AT in them."""
+    f = fields
+    num_parts = len(parts)
+    widths = parts[:, f.WORD_BITS.value]
+    groups = -(-parts[:, f.NUM_ELEMS.value] // 256)
+    candidates = parts[:, f.NUM_CANDIDATES.value]
+    row_elems = parts[:, f.ROW_ELEMS.value]
+    parts[:, f.PROFILE_AT.value] = np.cumsum(row_elems) - row_elems
+    kinds = np.where((widths > 8) & (groups > 1), np.where(row_elems > 0, 3, 2), 1)
+    counts = candidates // fields.SAMPLE_DIVISOR.value
+    large = counts > fields.SAMPLE_GROUPS.value
+    rows = np.where(large, np.cumsum(large) - 1, -1)
+
+    def spread(per_part: np.ndarray, step: int) -> np.ndarray:
+        owner = np.repeat(np.arange(num_parts), per_part)
+        index = np.arange(owner.size) - np.repeat(np.cumsum(per_part) - per_part, per_part)
+        return np.stack([owner, index * step], 1)
+
+    scan_step = SCAN_GROUPS * SCAN_ROUNDS
+    scans = spread(-(-groups // scan_step), scan_step)
+    tried = spread(kinds, 1)
+    table_step = HISTOGRAM_GROUPS * HISTOGRAM_ROUNDS
+    chunks = spread(np.where(large, -(-counts // table_step), 0), table_step)
+    chunks = np.concatenate([chunks, rows[chunks[:, :1]]], 1)
+    columns = spread(-(-row_elems // PROFILE_COLUMNS), PROFILE_COLUMNS)
+
+    def by_width(table: np.ndarray) -> dict[int, torch.Tensor]:
+        own = widths[table[:, 0]]
+        return {int(w): upload(table[own == w]) for w in np.unique(own)}
+
+    return PlanTables(
+        scan=by_width(scans),
+        candidates=by_width(tried),
+        columns=upload(columns) if len(columns) else None,
+        profiled=upload(np.flatnonzero(row_elems > 0)),
+        chunks=by_width(chunks),
+        rows=upload(rows),
+        num_rows=int(large.sum()),
+        num_profile=int(row_elems.sum()),
+    )
+
+
+@dataclass(kw_only=True)
+class Plans:
+    """What planning made, on the device: int32 means, kept uint8 flags, int32 profiles, int32 freqs[parts, 256]."""
+
+    means: torch.Tensor
+    kept: torch.Tensor
+    profiles: torch.Tensor
+    freqs: torch.Tensor
+    entries: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """Which programs decode which segments; lists on the device.
+
+    Attributes:
+        whole: for each fast variant the first segments of its programs.
+        general: for each width of a word the segments that the general kernel takes.
+        profile_modes: which of the two forms of the fast kernels there is work for.
+        segments_in_block: a power of two, at least the segments of any block.
+    """
+
+    whole: dict[Variant, torch.Tensor]
+    general: dict[int, torch.Tensor]
+    profile_modes: tuple[bool, ...]
+    segments_in_block: int
+
+
+def decode_programs(
+    tables: DeviceTables, parts: np.ndarray, wanted: np.ndarray, upload: Uploader
+) -> Programs:
+    """Programs for the wanted parts (bool); parts: their planned columns in host memory."""
+    host = tables.host
+    single = wanted & (parts[:, fields.SINGLE.value] >= 0)
+    if wanted.all() and not single.any():
+        whole, general_lists = tables.whole, tables.general
+    else:
+        of = host.segments[:, fields.SEG_PART.value]
+        chosen = {v: p[(wanted & ~single)[of[p]]] for v, p in host.whole.items()}
+        # The fast kernels know no parts of a single symbol.
+        extra = np.concatenate([p[single[of[p]]] for p in host.whole.values()] or [np.zeros(0, np.int64)])
+        extra = (extra[:, None] + np.arange(PAIR)).reshape(-1)
+        widths = parts[of[extra], fields.WORD_BITS.value]
+        whole = {v: upload(p) for v, p in chosen.items() if p.size}
+        general_lists = {}
+        for width in {*host.general, *np.unique(widths).tolist()}:
+            own = host.general.get(width, np.zeros(0, np.int64))
+            rest = np.concatenate([own[wanted[of[own]]], extra[widths == width]])
+            if rest.size:
+                general_lists[width] = upload(rest)
+    profiled = parts[wanted, fields.HAS_PROFILE.value] != 0
+    most = int(host.blocks[:, fields.BLOCK_SEGMENTS.value].max(initial=1))
+    return Programs(
+        whole=whole,
+        general=general_lists,
+        profile_modes=tuple(mode for mode in (False, True) if (profiled == mode).any()),
+        segments_in_block=triton.next_power_of_2(max(most, 8)),
+    )
+
+
+class Launcher:
+    """The kernels on one device. Nothing here waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self.device = device
+        self.upload = Uploader(device)
+        self._log2 = self.upload(log2_table().astype(np.int32))
+        # 64 registers let as many programs run as a multiprocessor takes; with the 80 that the compiler likes, a quarter fewer.
+        on_nvidia = device.type == "cuda" and torch.version.hip is None
+        self._fast: dict[str, int] = {"num_warps": 1, **({"maxnreg": 64} if on_nvidia else {})}
+
+    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Launch a kernel; `constants` are its compile-time parameters and options.
+
+        What was compiled for the first call serves all later ones: Triton would look at every argument again each time, which
+        takes longer than small kernels run. So tensors must begin at multiples of 16 bytes, and integers are not specialised.
+        """
+        key = (id(kernel), *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            unaligned = [
+                a.shape for a in arguments if isinstance(a, torch.Tensor) and a.data_ptr() % ALIGNMENT
+            ]
+            assert not unaligned, (kernel, unaligned)
+            # Under the interpreter nothing is compiled.
+            self._compiled[key] = kernel[grid](*arguments, **constants)
+            return
+        rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+
+    def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory, at least one element: no kernel gets a null pointer."""
+        return torch.empty(max(size, 1), dtype=dtype, device=self.device)
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(max(size, 1), dtype=dtype, device=self.device)
+
+    def plan(
+        self, tables: DeviceTables, lists: PlanTables, parts: torch.Tensor, masks: torch.Tensor, aligned: bool
+    ) -> Plans:
+        """Scan all parts and plan them; fills the second block of columns of `parts`, and `masks` (zeros before)."""
+        host = tables.host
+        num_parts = len(host.parts)
+        means, kept = self.empty(host.num_means, torch.int32), self.empty(host.num_means, torch.uint8)
+        profiles = self.empty(lists.num_profile, torch.int32)
+        num_sampled = num_parts * fields.CANDIDATES.value * fields.HIST_COLUMNS.value
+        histograms = self.zeros(num_sampled + lists.num_rows * 256, torch.int32)
+        large = histograms[num_sampled:]
+        freqs = self.empty(num_parts * 256, torch.int32)
+        entries = self.empty(num_parts * 256, torch.int64)
+        for width, chunks in lists.scan.items():
+            self._run(
+                scan.scan_groups,
+                (len(chunks),),
+                chunks,
+                parts,
+                means,
+                kept,
+                masks,
+                WORD_BITS=width,
+                GROUPS=SCAN_GROUPS,
+                ROUNDS=SCAN_ROUNDS,
+                ALIGNED=aligned,
+                num_warps=SCAN_WARPS,
+            )
+        self._run(plan.part_means, (num_parts,), parts, tables.order, means, num_warps=4)
+        if lists.columns is not None:
+            self._run(
+                plan.column_sums,
+                (len(lists.columns),),
+                lists.columns,
+                parts,
+                means,
+                profiles,
+                COLUMNS=PROFILE_COLUMNS,
+                ROWS=PROFILE_ROWS,
+                num_warps=4,
+            )
+            self._run(
+                plan.finish_profiles,
+                (len(lists.profiled),),
+                lists.profiled,
+                parts,
+                profiles,
+                TILE=1024,
+                num_warps=4,
+            )
+        for width, rows in lists.candidates.items():
+            self._run(
+                plan.sample_histograms,
+                (len(rows), 256 // HISTOGRAM_GROUPS),
+                rows,
+                parts,
+                tables.order,
+                means,
+                profiles,
+                histograms,
+                WIDTH=width,
+                GROUPS=HISTOGRAM_GROUPS,
+                num_warps=4,
+            )
+        self._run(plan.choose_candidates, (num_parts,), parts, histograms, self._log2, num_warps=4)
+        for width, chunks in lists.chunks.items():
+            self._run(
+                plan.table_histograms,
+                (len(chunks),),
+                chunks,
+                parts,
+                tables.order,
+                means,
+                profiles,
+                large,
+                WIDTH=width,
+                GROUPS=HISTOGRAM_GROUPS,
+                ROUNDS=HISTOGRAM_ROUNDS,
+                num_warps=4,
+            )
+        self._run(
+            plan.make_tables, (num_parts,), parts, histograms, lists.rows, large, freqs, entries, num_warps=4
+        )
+        return Plans(means=means, kept=kept, profiles=profiles, freqs=freqs, entries=entries)
+
+    def encode(
+        self,
+        tables: DeviceTables,
+        parts: torch.Tensor,
+        plans: Plans,
+        raw: torch.Tensor,
+        scratch: torch.Tensor,
+        counts: torch.Tensor,
+        states: torch.Tensor,
+        patches: torch.Tensor,
+        num_patches: torch.Tensor,
+    ) -> None:
+        """All segments: raw plane, words in scratch, counts and lane states. num_patches: int64[1], 0."""
+        may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
+        for variant, programs in tables.whole.items():
+            for profile in (False, True) if may_profile else (False,):
+                self._run(
+                    code.encode_whole,
+                    (len(programs),),
+                    programs,
+                    tables.segments,
+                    parts,
+                    plans.means,
+                    plans.profiles,
+                    plans.entries,
+                    raw,
+                    scratch,
+                    counts,
+                    states,
+                    patches,
+                    num_patches,
+                    patches.numel(),
+                    WIDTH=variant.word_bits,
+                    RAW_BITS=variant.raw_bits,
+                    LOW_BITS=variant.low_bits,
+                    SHIFT=variant.trailing_zeros,
+                    SIGNED=variant.signed,
+                    PROFILE=profile,
+                    STEPS=SEGMENT_STEPS,
+                    UNROLL=variant.unroll,
+                    **self._fast,
+                )
+        for width, programs in tables.general.items():
+            self._run(
+                general.encode_any,
+                (len(programs),),
+                programs,
+                tables.segments,
+                parts,
+                plans.means,
+                plans.profiles,
+                tables.order,
+                plans.entries,
+                raw,
+                scratch,
+                counts,
+                states,
+                patches,
+                num_patches,
+                patches.numel(),
+                WIDTH=width,
+                num_warps=1,
+            )
+
+    def compact(
+        self,
+        tables: DeviceTables,
+        block_of_segment: torch.Tensor,
+        parts: torch.Tensor,
+        sizes: torch.Tensor,
+        counts: torch.Tensor,
+        states: torch.Tensor,
+        scratch: torch.Tensor,
+        plane: torch.Tensor,
+    ) -> torch.Tensor:
+        """The entropy plane (uint8) from what `encode` left in scratch; fills `sizes`, bytes of each block.
+
+        Returns:
+            The table of blocks with place and size.
+        """
+        blocks = torch.empty_like(tables.blocks)
+        self._run(
+            planes.place_blocks,
+            (1,),
+            tables.blocks,
+            blocks,
+            tables.segments,
+            parts,
+            counts,
+            sizes,
+            len(tables.blocks),
+            BLOCKS=512,
+            SEGMENTS=8,
+            num_warps=8,
+        )
+        self._run(
+            planes.compact,
+            (len(tables.segments),),
+            block_of_segment,
+            blocks,
+            counts,
+            states,
+            scratch,
+            tables.segments,
+            plane.view(torch.int16).view(torch.uint16),
+            plane.view(torch.int32).view(torch.uint32),
+            CHUNK=512,
+            num_warps=1,
+        )
+        return blocks
+
+    def decode_tables(self, freqs: torch.Tensor, num_parts: int) -> torch.Tensor:
+        """uint32[parts x 4096]."""
+        tables = self.empty(num_parts * 4096, torch.int32).view(torch.uint32)
+        self._run(planes.decode_tables, (num_parts, 64), freqs, tables, SLOTS=64, num_warps=4)
+        return tables
+
+    def decode(
+        self,
+        programs: Programs,
+        order: torch.Tensor,
+        parts: torch.Tensor,
+        blocks: torch.Tensor,
+        segments: torch.Tensor,
+        means: torch.Tensor,
+        profiles: torch.Tensor,
+        decode_tables: torch.Tensor,
+        raw: torch.Tensor,
+        entropy: torch.Tensor,
+        errors: torch.Tensor,
+    ) -> None:
+        """Open blocks of the entropy plane and decode segments; patches are left to `apply_patches`.
+
+        blocks: with place and size. segments: their places in the entropy plane are filled in. raw: uint32; entropy: uint8,
+        a multiple of 8 bytes. errors: int32[parts], or-ed.
+        """
+        as16, as32 = (
+            entropy.view(torch.int16).view(torch.uint16),
+            entropy.view(torch.int32).view(torch.uint32),
+        )
+        counts = self.empty(len(segments), torch.int32)
+        self._run(
+            planes.open_blocks,
+            (len(blocks),),
+            blocks,
+            segments,
+            parts,
+            as32,
+            counts,
+            errors,
+            SEGMENTS=programs.segments_in_block,
+            num_warps=1,
+        )
+        shared = (segments, parts, means, profiles)
+        streams = (decode_tables, raw, as16, as32, counts, errors)
+        for variant, whole in programs.whole.items():
+            for profile in programs.profile_modes:
+                self._run(
+                    code.decode_whole,
+                    (len(whole),),
+                    whole,
+                    *shared,
+                    *streams,
+                    WIDTH=variant.word_bits,
+                    RAW_BITS=variant.raw_bits,
+                    LOW_BITS=variant.low_bits,
+                    SHIFT=variant.trailing_zeros,
+                    SIGNED=variant.signed,
+                    PROFILE=profile,
+                    STEPS=SEGMENT_STEPS,
+                    UNROLL=variant.unroll,
+                    **self._fast,
+                )
+        for width, rest in programs.general.items():
+            self._run(
+                general.decode_any, (len(rest),), rest, *shared, order, *streams, WIDTH=width, num_warps=1
+            )
+
+    def apply_patches(self, patches: torch.Tensor, parts: torch.Tensor, width: int) -> None:
+        """Entries of parts of one width that have an address."""
+        num = patches.numel()
+        if num:
+            self._run(
+                code.apply_patches,
+                (triton.cdiv(num, 256),),
+                patches,
+                num,
+                parts,
+                WIDTH=width,
+                BLOCK=256,
+                num_warps=1,
+            )
+
+    def digests(self, address: np.ndarray, size: np.ndarray, first_word: np.ndarray) -> torch.Tensor:
+        """int64[ranges]: digests of byte ranges on the device (`thinpoint.digest`); first_word: index of the first word."""
+        sums = self.zeros(address.size, torch.int64)
+        aligned = (address % 8 == 0) & (size % 8 == 0)
+        for is_aligned in (True, False):
+            rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
+            owner, start, length = _chunks(size[rows], DIGEST_BYTES)
+            if not owner.size:
+                continue
+            row = rows[owner]
+            table = np.stack([address[row] + start, length, first_word[row] + start // 8, row], 1)
+            self._run(
+                planes.digest_ranges,
+                (len(table),),
+                self.upload(table),
+                sums,
+                WORDS=DIGEST_WORDS,
+                ROUNDS=DIGEST_ROUNDS,
+                ALIGNED=is_aligned,
+                num_warps=4,
+            )
+        return sums
+
+    def differences(self, one: np.ndarray, other: np.ndarray, size: np.ndarray) -> torch.Tensor:
+        """int32[ranges]: how many words (or bytes) differ between pairs of byte ranges."""
+        sums = self.zeros(one.size, torch.int32)
+        aligned = (one % 8 == 0) & (other % 8 == 0) & (size % 8 == 0)
+        for is_aligned in (True, False):
+            rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
+            owner, start, length = _chunks(size[rows], COMPARE_BYTES * COMPARE_ROUNDS)
+            if not owner.size:
+                continue
+            row = rows[owner]
+            table = np.stack([one[row] + start, other[row] + start, length, row], 1)
+            self._run(
+                planes.compare_ranges,
+                (len(table),),
+                self.upload(table),
+                sums,
+                BYTES=COMPARE_BYTES,
+                ROUNDS=COMPARE_ROUNDS,
+                WIDTH=64 if is_aligned else 8,
+                num_warps=4,
+            )
+        return sums
+
+
+def _chunks(sizes: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(owner, start, length) of pieces of at most `step` of things of these sizes."""
+    per = -(-sizes // step)
+    owner = np.repeat(np.arange(sizes.size), per)
+    start = (np.arange(owner.size) - np.repeat(np.cumsum(per) - per, per)) * step
+    return owner, start, np.minimum(step, sizes[owner] - start)

@@ -1,0 +1,50 @@
+"""Copies from the device to page-locked host memory, many at a time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class HostCopies:
+    """Copies that run together on the current stream of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def add(self, tensor: torch.Tensor) -> np.ndarray:
+        """Start to copy a contiguous tensor; the array is valid after `wait`. uint8 for unsigned wider types."""
+        if self._device.type != "cuda":
+            copy: np.ndarray = tensor.clone().numpy()
+            return copy
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        array: np.ndarray = host.numpy()
+        return array
+
+    def wait(self) -> None:
+        """Wait until all copies are there."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one, for launches and new tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that an allocation on the device may hope for; a lot on the CPU."""
+    if device.type != "cuda":
+        return 1 << 40
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat contiguous tensor as uint8; no copy."""
+    as_signed: Any = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.view(as_signed).view(torch.uint8)

@@ -1,0 +1,177 @@
+"""The codec on a device: waves of parts are encoded and stay there, proven if asked for, until they are copied to the host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from thinpoint.device.contract import EncodeItem
+from thinpoint.device.decoding import decode_encoded
+from thinpoint.device.encoding import Batch, Encoder, Outcome
+from thinpoint.device.kernels import fields as f
+from thinpoint.device.launch import ALIGNMENT, Launcher
+from thinpoint.device.tables import starts
+
+log = logging.getLogger("thinpoint")
+
+PART_SCRATCH_BYTES = 48 << 10
+"""Histograms and tables of a part."""
+
+
+@dataclass(kw_only=True)
+class DeviceWave:
+    """Encoded parts on the device.
+
+    Attributes:
+        items: what was encoded.
+        outcome: how each part is stored.
+        raw_digests: int64[items] on the device, digests of the parts' words, or None if they were not asked for.
+    """
+
+    items: Sequence[EncodeItem]
+    outcome: Outcome
+    raw_digests: torch.Tensor | None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all prefixes and planes; parts left to the host count as they are."""
+        total = sum(int(batch.stored_bytes()[batch.accepted].sum()) for batch in self.outcome.batches)
+        total += sum(self.items[i].word_bytes for i in self.outcome.constants)
+        return total + sum(self.items[i].words.numel() for i in (*self.outcome.raw, *self.outcome.host))
+
+
+class DeviceCodec:
+    """Encodes and decodes parts on one device, on its current stream.
+
+    Args:
+        device: a CUDA (or ROCm) device; the CPU under Triton's interpreter.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.launcher = Launcher(device)
+        self._encoder = Encoder(self.launcher)
+
+    def scratch_bytes(self, item: EncodeItem) -> int:
+        """Device memory that encoding an item takes besides the encoded part: words, tables, means, lists."""
+        num_elems = item.words.numel() // item.word_bytes
+        return 4 * num_elems + num_elems // 16 + PART_SCRATCH_BYTES
+
+    def encode(self, items: Sequence[EncodeItem], *, digest: bool = True, prove: bool = True) -> DeviceWave:
+        """Encode parts in one wave. Waits for the device once for the sizes, and once more for a proof.
+
+        Args:
+            digest: digest the words of all parts.
+            prove: decode what was encoded and compare bits; a part that differs is logged and stored raw.
+
+        Raises:
+            StateChangedError: words changed meanwhile.
+            torch.OutOfMemoryError: there was no memory for a wave of this size; nothing was changed.
+        """
+        outcome = self._encoder.encode(items)
+        digests = self.launcher.zeros(len(items), torch.int64) if digest else None
+        proven = [i for batch in outcome.batches for i in batch.members[batch.accepted]] if prove else []
+        if digests is not None:
+            others = np.array(sorted(set(range(len(items))) - set(proven) - set(outcome.constants)), np.int64)
+            if others.size:
+                digests[self.launcher.upload(others)] = self._digests(items, others)
+            for i, word in outcome.constants.items():
+                digests[i : i + 1] = self._constant_digest(items[i], word)
+        if prove:
+            for batch in outcome.batches:
+                self._prove(items, batch, outcome, digests)
+        return DeviceWave(items=items, outcome=outcome, raw_digests=digests)
+
+    def decode(
+        self, wave: DeviceWave, outs: Sequence[torch.Tensor], *, digest: bool = False
+    ) -> torch.Tensor | None:
+        """Decode a wave into tensors (flat uint8, as long as the parts, on the device); does not wait.
+
+        Returns:
+            int64[items]: digests of what was decoded, if asked for.
+        """
+        addresses = np.array([out.data_ptr() for out in outs], np.int64)
+        for batch in wave.outcome.batches:
+            for p in np.flatnonzero(batch.host_parts[:, f.ORDER_AT.value] >= 0):
+                outs[batch.members[p]].zero_()
+            decode_encoded(self.launcher, batch, batch.accepted, addresses[batch.members])
+        for i, word in wave.outcome.constants.items():
+            fill_words(outs[i], word, wave.items[i].word_bytes)
+        for i in (*wave.outcome.raw, *wave.outcome.host):
+            outs[i].copy_(wave.items[i].words)
+        if not digest:
+            return None
+        sizes = np.array([out.numel() for out in outs], np.int64)
+        return self.launcher.digests(addresses, sizes, np.zeros_like(sizes))
+
+    def _constant_digest(self, item: EncodeItem, word: int) -> torch.Tensor:
+        """Digest of what a constant part will decode to."""
+        filled = torch.empty_like(item.words)
+        fill_words(filled, word, item.word_bytes)
+        size = np.array([filled.numel()], np.int64)
+        return self.launcher.digests(np.array([filled.data_ptr()], np.int64), size, np.zeros_like(size))
+
+    def _digests(self, items: Sequence[EncodeItem], chosen: np.ndarray) -> torch.Tensor:
+        addresses = np.array([items[i].words.data_ptr() for i in chosen], np.int64)
+        sizes = np.array([items[i].words.numel() for i in chosen], np.int64)
+        return self.launcher.digests(addresses, sizes, np.zeros_like(sizes))
+
+    def _prove(
+        self, items: Sequence[EncodeItem], batch: Batch, outcome: Outcome, digests: torch.Tensor | None
+    ) -> None:
+        """Decode the parts of a batch, as many at a time as fit the scratch memory, and compare their bits."""
+        launcher = self.launcher
+        sizes = np.array([items[i].words.numel() for i in batch.members], np.int64)
+        padded = -(-sizes // ALIGNMENT) * ALIGNMENT
+        accepted = np.flatnonzero(batch.accepted)
+        budget = max(2 * batch.tables.host.num_scratch, int(padded.max()))
+        wrong = launcher.zeros(len(sizes), torch.int32)
+        while accepted.size:
+            take = max(int((np.cumsum(padded[accepted]) <= budget).sum()), 1)
+            chosen, accepted = accepted[:take], accepted[take:]
+            memory = launcher.empty(int(padded[chosen].sum()), torch.uint8)
+            wanted = np.zeros(sizes.size, bool)
+            wanted[chosen] = True
+            places = np.zeros(sizes.size, np.int64)
+            places[chosen] = memory.data_ptr() + starts(padded[chosen])
+            if (batch.host_parts[chosen, f.ORDER_AT.value] >= 0).any():
+                memory.zero_()
+            errors = decode_encoded(launcher, batch, wanted, places)
+            sources = np.array([items[i].words.data_ptr() for i in batch.members[chosen]], np.int64)
+            at = launcher.upload(chosen)
+            found = launcher.differences(sources, places[chosen], sizes[chosen])
+            wrong[at] = errors[at] + found[: chosen.size]
+            if digests is not None:
+                # Of what was decoded, not of what is in memory now: the digest belongs to the bytes that are stored.
+                own = launcher.digests(places[chosen], sizes[chosen], np.zeros_like(chosen))
+                digests[launcher.upload(batch.members[chosen])] = own
+        bad = np.flatnonzero((wrong.cpu().numpy()[: sizes.size] != 0) & batch.accepted)
+        for p in bad:
+            member = int(batch.members[p])
+            item = items[member]
+            batch.accepted[p] = False
+            outcome.raw.append(member)
+            row = batch.host_parts[p]
+            log.error(
+                "a part did not decode to its own bits and is stored raw: %s, %d bytes, device %s, columns %s. "
+                "Please report this with the tensor",
+                item.spec,
+                item.words.numel(),
+                self.device,
+                row.tolist(),
+            )
+        if bad.size and digests is not None:
+            members = batch.members[bad]
+            digests[launcher.upload(members)] = self._digests(items, members)
+
+
+def fill_words(out: torch.Tensor, word: int, word_bytes: int) -> None:
+    """Set all words of a flat uint8 tensor to one value."""
+    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[word_bytes]
+    if word_bytes > 1 and word >= 1 << (8 * word_bytes - 1):
+        word -= 1 << (8 * word_bytes)
+    out.view(dtype).fill_(word)
