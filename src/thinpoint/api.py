@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinpoint.codec.backend import get_backend
+from thinpoint.engine.backends import choose_backends
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object
-from thinpoint.engine.save import write_file
+from thinpoint.engine.save import backend_names, write_file
 from thinpoint.engine.verify import VerifyReport, verify_file
 from thinpoint.engine.workers import Workers
 from thinpoint.file.reader import FileReader
@@ -49,7 +49,8 @@ class SaveReport:
         file_bytes: size of the file.
         raw_bytes: bytes of all tensors (and large byte strings), shared ones counted once.
         seconds: from the call to the durable file.
-        backend, codec: what was used.
+        backend: what coded the tensors: "cpu", "triton", "triton+cpu", ...
+        codec: what was asked for.
         roles: for each role (raw bytes, stored bytes).
     """
 
@@ -74,7 +75,7 @@ def save(
     *,
     codec: str = "thin",
     backend: str = "auto",
-    prove: bool = False,
+    prove: bool | None = None,
     allow_pickle: bool = True,
     overwrite: bool = True,
     num_threads: int | None = None,
@@ -88,9 +89,12 @@ def save(
     Args:
         obj: any object; tensors on any device.
         path: str, PathLike, or a binary file object open for writing (which is then the caller's to flush and close).
-        codec: "thin", "zstd" (standard Zstandard frames) or "raw". The environment variable THINPOINT_CODEC overrides it.
-        backend: "auto", "cpu" (Numba) or "reference" (NumPy, slow). All write the same bytes.
-        prove: decode everything that was encoded and compare before it is written.
+        codec: "thin", "zstd" (standard Zstandard frames) or "raw". "nvcomp-zstd" and "nvcomp-ans" code tensors on a GPU with
+            NVIDIA's library, and all others with "zstd" and "thin". The environment variable THINPOINT_CODEC overrides it.
+        backend: "auto" codes tensors on a GPU there if Triton works, everything else on the CPU. "triton" does so or fails,
+            "cpu" (Numba) and "reference" (NumPy, slow) code everything on the CPU, as the codecs "zstd" and "raw" always
+            do. All write the same bytes. The environment variable THINPOINT_BACKEND replaces "auto".
+        prove: decode everything that was encoded and compare before it is written; None does so on GPUs only.
         allow_pickle: pickle objects that have no plain form. Loading them needs `weights_only=False`.
         overwrite: replace an existing file; if False, an existing file is an error.
         num_threads: None for the CPUs this process may use (THINPOINT_THREADS overrides).
@@ -100,15 +104,19 @@ def save(
         UnsupportedObjectError: something in the object cannot be stored; the message names where.
         StorageError (NoSpaceError, PermissionDeniedError, NotFoundError, AlreadyExistsError): the system refused.
         StateChangedError: a tensor changed while it was being read.
-        BackendUnavailableError, UsageError: the backend or an option is not valid here.
+        BackendUnavailableError: the backend or codec asked for by name cannot run here; the message says why.
+        UsageError: an option is not valid.
     """
     begin = time.perf_counter()
     codec = os.environ.get("THINPOINT_CODEC") or codec
-    chosen = get_backend(backend, codec=codec, prove=prove)
+    chosen = choose_backends(backend, codec=codec, prove=prove)
     state = flatten(obj, allow_pickle=allow_pickle)
+    used = backend_names(state.storages, chosen.host, chosen.devices)
     # Workers end first: none may still write or read when the file is closed.
     with open_sink(path, overwrite=overwrite) as sink, Workers(num_threads) as workers:
-        summary, entries = write_file(state, sink, chosen, workers, progress=progress)
+        summary, entries = write_file(
+            state, sink, chosen.host, workers, devices=chosen.devices, progress=progress
+        )
     roles: dict[str, tuple[int, int]] = {}
     for entry in entries:
         raw, stored = roles.get(entry.role, (0, 0))
@@ -119,7 +127,7 @@ def save(
         file_bytes=summary.file_bytes,
         raw_bytes=sum(entry.raw_bytes for entry in entries),
         seconds=time.perf_counter() - begin,
-        backend=chosen.name,
+        backend=used,
         codec=codec,
         roles=roles,
     )
@@ -145,21 +153,25 @@ def load(
             files you trust.
         names: load only these: a name, a glob, a tuple of keys, or a list of such. Dicts keep the keys that lead to
             them, lists and tuples their length with None in the other places. Nothing else is read.
-        backend, num_threads, progress: as for `save`.
+        backend: as for `save`: "auto" and "triton" decode tensors that go to a GPU there, "triton" or fails.
+        num_threads, progress: as for `save`.
 
     Raises:
         NotThinFileError, TruncatedFileError, DigestMismatchError, MalformedFileError, LimitExceededError: the file is damaged.
         UnsupportedVersionError, UnsupportedFeatureError, UnknownCodecError: it is of a newer version.
         UnsafeObjectError: it holds a pickled object and `weights_only` is True.
         UnknownNameError: one of `names` selects nothing.
+        BackendUnavailableError: the backend asked for by name cannot run here, or `map_location` names a device that is
+            not here.
         StorageError: the system refused.
     """
+    chosen = choose_backends(backend)
     with open_source(path) as source, Workers(num_threads) as workers:
-        reader = FileReader(source)
         return load_object(
-            reader,
-            get_backend(backend),
+            FileReader(source),
+            chosen.host,
             workers,
+            devices=chosen.devices,
             map_location=map_location,
             weights_only=weights_only,
             names=names,
@@ -195,13 +207,14 @@ def load_into(
         StateMismatchError: names, shapes or dtypes differ; lists in `missing`, `unexpected`, `mismatched`.
         And what `load` raises.
     """
+    chosen = choose_backends(backend)
     with open_source(path) as source, Workers(num_threads) as workers:
-        reader = FileReader(source)
         return load_state_into(
-            reader,
-            get_backend(backend),
+            FileReader(source),
+            chosen.host,
             workers,
             state,
+            devices=chosen.devices,
             strict=strict,
             cast=cast,
             weights_only=weights_only,
@@ -230,15 +243,24 @@ def verify(
     Args:
         path: as for `load`.
         deep: also decode every tensor and compare its bits with their checksum.
-        backend, num_threads: as for `save`.
+        backend: what decodes: "triton" a GPU; "auto" does not take a GPU's memory and decodes on the CPU.
+        num_threads: as for `save`.
         progress: called with bytes of the file done so far.
 
     Raises:
         DamagedFileError or UnsupportedError: the first problem; all of them are in its attribute `problems`.
         StorageError: the system refused.
     """
+    chosen = choose_backends(backend)
     with open_source(path) as source, Workers(num_threads) as workers:
-        reader = FileReader(source)
-        report = verify_file(reader, get_backend(backend), workers, deep=deep, progress=progress)
+        report = verify_file(
+            FileReader(source),
+            chosen.host,
+            workers,
+            deep=deep,
+            devices=chosen.devices,
+            scratch=chosen.scratch,
+            progress=progress,
+        )
     report.raise_if_damaged()
     return report

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from thinpoint.codec.backend import get_backend
+from thinpoint.engine.backends import choose_backends
 from thinpoint.engine.load import load_object
 from thinpoint.engine.restore import Restorer
 from thinpoint.engine.views import StridedView, read_view
@@ -43,12 +43,14 @@ class ThinFile:
 
     def __init__(self, path: Any, *, backend: str = "auto", num_threads: int | None = None) -> None:
         with ExitStack() as stack:
-            self._backend = get_backend(backend)
+            self._backends = choose_backends(backend)
             self._reader = FileReader(stack.enter_context(open_source(path)))
             self._workers = stack.enter_context(Workers(num_threads))
             self._paths = tensor_names(self._reader.index.tree, len(self._reader.index.tensors))
             self._stack = stack.pop_all()
-        self._restorer = Restorer(self._reader, self._backend, self._workers)
+        self._restorer = Restorer(
+            self._reader, self._backends.host, self._workers, devices=self._backends.devices
+        )
         self.name = self._reader.name
         self.file_bytes = self._reader.trailer.file_bytes
         self.file_id = f"{self._reader.file_id:016x}"
@@ -113,8 +115,9 @@ class ThinFile:
         """The object, or a part of it, as `thinpoint.load` gives it."""
         return load_object(
             self._reader,
-            self._backend,
+            self._backends.host,
             self._workers,
+            devices=self._backends.devices,
             map_location=map_location,
             weights_only=weights_only,
             names=names,

@@ -102,6 +102,7 @@ def test_inspects_json_adds_up(run: Run) -> None:
             "required",
             "optional",
             "codecs",
+            "needs",
             "num_storages",
             "num_parts",
             "roles",
@@ -257,7 +258,22 @@ def test_doctor_finds_working_backends_and_no_names_of_this_machine(run: Run) ->
     code, out, _ = run("doctor", "--json")
     assert code == 0
     report = json.loads(out)
-    assert set(report) == {"format", "version", "versions", "machine", "backends", "environment", "folder"}
+    assert set(report) == {
+        "format",
+        "version",
+        "versions",
+        "machine",
+        "backends",
+        "chosen",
+        "environment",
+        "folder",
+    }
+    assert report["chosen"]["cpu"] == "cpu" and report["chosen"]["problem"] is None
+    triton = report["backends"]["triton"]
+    if report["machine"]["gpus"]:
+        assert triton["reason"] or triton["self_test"] == diagnosis.PASSED
+    else:
+        assert triton["reason"] and triton["self_test"] is None and report["chosen"]["gpu"] is None
     assert report["backends"]["reference"] == {"reason": None, "self_test": diagnosis.PASSED}
     assert report["backends"]["cpu"] == {"reason": None, "self_test": diagnosis.PASSED}
     assert report["versions"]["thinpoint"] == thinpoint.__version__
@@ -276,12 +292,15 @@ def test_doctor_reports_settings_that_are_not_valid_and_wrong_backends(
 ) -> None:
     monkeypatch.setenv("THINPOINT_CODEC", "lzma")
     monkeypatch.setenv("THINPOINT_THREADS", "many")
+    monkeypatch.setenv("THINPOINT_BACKEND", "tpu")
     monkeypatch.setattr(
         diagnosis, "availability", lambda: {"reference": None, "cpu": "No module named 'numba'"}
     )
     code, out, _ = run("doctor")
     assert code == 0
     assert "lzma  NOT VALID: expected thin or zstd or raw" in out
+    assert "tpu  NOT VALID: expected auto or triton" in out
+    assert "chosen     none: unknown backend 'tpu'" in out
     assert "many  NOT VALID: expected a whole number of at least 1" in out
     assert "does not work here: No module named 'numba'" in out
     monkeypatch.setattr(diagnosis, "availability", lambda: {"reference": None, "cpu": None})

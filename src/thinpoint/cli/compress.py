@@ -47,10 +47,10 @@ def compress(
     with reporting_errors(traceback):
         from thinpoint.cli.run import run_worklist
         from thinpoint.cli.worklist import make_worklist
-        from thinpoint.codec.backend import get_backend
+        from thinpoint.engine.backends import choose_backends
 
         chosen = os.environ.get("THINPOINT_CODEC") or codec.value
-        get_backend(codec=chosen)
+        choose_backends(codec=chosen)
         check_threads(threads)
         worklist = make_worklist(inputs, output, refusal, lambda name: name + THIN_SUFFIX)
         run_worklist(
@@ -101,7 +101,7 @@ def _compress_one(
 ) -> Done:
     from thinpoint.cli.progress import progress_bar
     from thinpoint.cli.run import Done, file_bytes, refuse_same_file
-    from thinpoint.codec.backend import get_backend
+    from thinpoint.engine.backends import choose_backends
     from thinpoint.engine.save import write_file
     from thinpoint.engine.workers import Workers
     from thinpoint.store import open_sink
@@ -115,7 +115,9 @@ def _compress_one(
         # The sink is the outer one: threads that still write are gone before it removes an unfinished file.
         with open_sink(job.target, overwrite=overwrite) as sink, Workers(threads) as workers:
             with progress_bar(label, total) as progress:
-                write_file(state, sink, get_backend(codec=codec), workers, meta=meta, progress=progress)
+                write_file(
+                    state, sink, choose_backends(codec=codec).host, workers, meta=meta, progress=progress
+                )
         if is_verified:
             _check(job.target, state, threads, total)
     return Done(target=job.target, in_bytes=in_bytes, out_bytes=file_bytes(job.target))
@@ -141,7 +143,7 @@ def _read(path: Path, allow_pickle: bool, stack: ExitStack) -> tuple[FlatState, 
 
 def _check(target: Path, state: FlatState, threads: int | None, total: int) -> None:
     from thinpoint.cli.progress import progress_bar
-    from thinpoint.codec.backend import get_backend
+    from thinpoint.engine.backends import choose_backends
     from thinpoint.engine.restore import Restorer
     from thinpoint.engine.workers import Workers
     from thinpoint.file.reader import FileReader
@@ -154,7 +156,8 @@ def _check(target: Path, state: FlatState, threads: int | None, total: int) -> N
             open_source(target) as source,
             progress_bar(f"verify {shorten_middle(target.name, LABEL_WIDTH)}", total) as progress,
         ):
-            compare_with_state(Restorer(FileReader(source), get_backend(), workers, progress), state)
+            restorer = Restorer(FileReader(source), choose_backends().host, workers, progress)
+            compare_with_state(restorer, state)
     except BaseException:
         # Nobody must take a file for checked that was not.
         target.unlink()

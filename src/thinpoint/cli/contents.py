@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinpoint.codec.backend import CODEC_NAMES
+from thinpoint.codec.nvcomp import ANS_ID, EXTRA
 from thinpoint.errors import ThinpointError
 from thinpoint.file.dtypes import ITEM_BYTES, extent_bytes
 from thinpoint.file.index import Index, PartEntry, TensorEntry
@@ -195,6 +196,12 @@ def codec_counts(index: Index) -> dict[str, int]:
     return counts
 
 
+def needs(index: Index) -> list[str]:
+    """What loading the file takes besides thinpoint: for each chain that not every machine can decode, a sentence."""
+    chains = sorted({part.chain for part in index.parts if part.codec == ANS_ID})
+    return [f"an NVIDIA GPU and nvCOMP ({EXTRA}) for {chain}" for chain in chains]
+
+
 def origin(reader: FileReader) -> str:
     """What the file was made from, in words."""
     try:
@@ -230,6 +237,7 @@ def as_json(reader: FileReader) -> dict[str, Any]:
         "required": list(index.required),
         "optional": list(index.optional),
         "codecs": codec_counts(index),
+        "needs": needs(index),
         "num_storages": len(index.storages),
         "num_parts": len(index.parts),
         "roles": [

@@ -95,7 +95,7 @@ def _decompress_one(
 ) -> Done:
     from thinpoint.cli.progress import progress_bar
     from thinpoint.cli.run import Done, file_bytes, refuse_same_file
-    from thinpoint.codec.backend import get_backend
+    from thinpoint.engine.backends import choose_backends
     from thinpoint.engine.restore import Restorer
     from thinpoint.engine.workers import Workers
     from thinpoint.errors import UsageError
@@ -124,7 +124,7 @@ def _decompress_one(
             Workers(threads) as workers,
             progress_bar(shorten_middle(job.source.name, LABEL_WIDTH), total) as progress,
         ):
-            restorer = Restorer(reader, get_backend(), workers, progress)
+            restorer = Restorer(reader, choose_backends().host, workers, progress)
             if kind is Kind.pt:
                 is_zip = note is None or is_from_safetensors or note["zip"]
                 _write_torch(
@@ -144,7 +144,7 @@ def _decompress_one(
 def _write_torch(
     restorer: Restorer, workers: Workers, sink: Any, *, is_zip: bool, allow_pickle: bool, progress: Any
 ) -> None:
-    from thinpoint.codec.backend import get_backend
+    from thinpoint.engine.backends import choose_backends
     from thinpoint.errors import UnsafeObjectError
     from thinpoint.formats.torch_file import Devices, import_torch, write_torch
 
@@ -155,7 +155,7 @@ def _write_torch(
     try:
         obj = load_object(
             restorer.reader,
-            get_backend(),
+            choose_backends().host,
             workers,
             map_location=devices.keep,
             weights_only=not allow_pickle,

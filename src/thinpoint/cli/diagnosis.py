@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from thinpoint.codec.backend import BACKENDS, CODECS, HostBackend, availability, get_backend
-from thinpoint.codec.contract import PartSpec
+from thinpoint.codec.backend import BACKENDS, HostBackend, availability, get_backend
+from thinpoint.codec.contract import EncodedPart, PartSpec
+from thinpoint.device.contract import EncodeItem
+from thinpoint.engine.backends import HOST_CODECS, NAMES, choose_backends, triton_device, why_not_triton
 from thinpoint.engine.workers import default_threads
 from thinpoint.errors import ThinpointError
 from thinpoint.version import __version__
 
-_PACKAGES = ("torch", "numpy", "numba", "zstandard", "safetensors", "rich", "typer")
+_PACKAGES = ("torch", "triton", "numpy", "numba", "zstandard", "safetensors", "rich", "typer")
 _TEST_ELEMS = 20_000
+_TEST_DTYPES = ("float32", "bfloat16")
 _FSYNC_BYTES = 1_000_000
 PASSED = "works, self-test passed"
 
@@ -33,6 +36,7 @@ def diagnose() -> dict[str, Any]:
         "versions": _versions(),
         "machine": _machine(),
         "backends": _backends(),
+        "chosen": _chosen(),
         "environment": _environment(),
         "folder": _folder(),
     }
@@ -95,14 +99,63 @@ def _backends() -> dict[str, dict[str, str | None]]:
             results[name] = {"reason": scrub(reason), "self_test": None}
             continue
         try:
-            encoded = [_encode_decode(get_backend(name), dtype) for dtype in ("float32", "bfloat16")]
+            encoded = [_encode_decode(get_backend(name), dtype) for dtype in _TEST_DTYPES]
         except ThinpointError as error:
             results[name] = {"reason": None, "self_test": f"FAILED: {scrub(str(error))}"}
             continue
         expected = encoded if expected is None else expected
-        verdict = PASSED if encoded == expected else "FAILED: other bytes than the reference"
-        results[name] = {"reason": None, "self_test": verdict}
+        results[name] = {"reason": None, "self_test": _verdict(encoded, expected)}
+    results["triton"] = _triton(expected)
     return results
+
+
+def _verdict(encoded: list[bytes], expected: list[bytes] | None) -> str:
+    return PASSED if encoded == expected else "FAILED: other bytes than the reference"
+
+
+def _triton(expected: list[bytes] | None) -> dict[str, str | None]:
+    """As for the others, and the device that it runs on."""
+    reason = why_not_triton()
+    if reason is not None:
+        return {"reason": scrub(reason), "self_test": None, "device": None}
+    import torch
+
+    device = triton_device()
+    is_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_gpu else "the CPU (kernels are interpreted)"
+    try:
+        backend = choose_backends("triton", prove=True).devices.get(device)
+        if backend is None:
+            return {"reason": f"it does not code on {device}", "self_test": None, "device": name}
+        parts = backend.encode_batch(
+            [
+                EncodeItem(
+                    words=torch.from_numpy(words.view(np.uint8)).to(device),
+                    word_bytes=words.itemsize,
+                    spec=PartSpec(dtype=dtype, role="weight"),
+                )
+                for dtype, words in ((dtype, _test_words(dtype)) for dtype in _TEST_DTYPES)
+            ]
+        )
+    except Exception as error:  # noqa: BLE001  (a compiler or driver that fails is what this command is for)
+        return {"reason": None, "self_test": f"FAILED: {scrub(str(error))}", "device": name}
+    verdict = _verdict([_stored(part) for part in parts], expected)
+    return {"reason": None, "self_test": verdict, "device": name}
+
+
+def _chosen() -> dict[str, str | None]:
+    """What codes tensors on the CPU and on a GPU unless the call says otherwise; `problem` if nothing does."""
+    try:
+        backends = choose_backends()
+        gpu = None
+        if _gpus():
+            import torch
+
+            on_device = backends.devices.get(torch.device("cuda", torch.cuda.current_device()))
+            gpu = (on_device or backends.host).name
+    except ThinpointError as error:
+        return {"cpu": None, "gpu": None, "problem": scrub(str(error))}
+    return {"cpu": backends.host.name, "gpu": gpu, "problem": None}
 
 
 def _encode_decode(backend: HostBackend, dtype: str) -> bytes:
@@ -111,27 +164,36 @@ def _encode_decode(backend: HostBackend, dtype: str) -> bytes:
     Raises:
         ThinpointError: the backend refuses, or the bits differ (EncodeProofError).
     """
+    proving = HostBackend(backend.kernels, backend.codec, prove=True)
+    return _stored(proving.encode(_test_words(dtype), PartSpec(dtype=dtype, role="weight")))
+
+
+def _test_words(dtype: str) -> np.ndarray:
     values = np.random.default_rng(1).standard_normal(_TEST_ELEMS).astype(np.float32)
     words = values.view(np.uint32)
-    if dtype == "bfloat16":
-        words = (words >> np.uint32(16)).astype(np.uint16)
-    proving = HostBackend(backend.kernels, backend.codec, prove=True)
-    part = proving.encode(words, PartSpec(dtype=dtype, role="weight"))
+    return (words >> np.uint32(16)).astype(np.uint16) if dtype == "bfloat16" else words
+
+
+def _stored(part: EncodedPart) -> bytes:
     return part.prefix + b"".join(block.tobytes() for plane in part.blocks for block in plane)
 
 
 def _environment() -> dict[str, dict[str, str | None]]:
     codec = os.environ.get("THINPOINT_CODEC")
     threads = os.environ.get("THINPOINT_THREADS")
-    codec_problem = threads_problem = None
-    if codec and codec not in CODECS:
-        codec_problem = f"expected {' or '.join(CODECS)}"
+    backend = os.environ.get("THINPOINT_BACKEND")
+    codec_problem = threads_problem = backend_problem = None
+    if codec and codec not in HOST_CODECS:
+        codec_problem = f"expected {' or '.join(HOST_CODECS)}"
+    if backend and backend not in NAMES:
+        backend_problem = f"expected {' or '.join(NAMES)}"
     try:
         default_threads()
     except ThinpointError as error:
         threads_problem = f"expected {error.expected}"
     return {
         "THINPOINT_CODEC": {"value": codec, "problem": codec_problem},
+        "THINPOINT_BACKEND": {"value": backend, "problem": backend_problem},
         "THINPOINT_THREADS": {"value": threads, "problem": threads_problem},
     }
 

@@ -74,6 +74,14 @@ def _print(report: dict[str, Any]) -> None:
         backends[name] = (
             f"does not work here: {result['reason']}" if result["reason"] else result["self_test"]
         )
+        if result.get("device"):
+            backends[name] += f", on {result['device']}"
+    chosen = report["chosen"]
+    if chosen["problem"] is not None:
+        backends["chosen"] = f"none: {chosen['problem']}"
+    else:
+        on_gpu = f", {chosen['gpu']} for tensors on a GPU" if chosen["gpu"] else ""
+        backends["chosen"] = f"{chosen['cpu']} for tensors on the CPU{on_gpu}"
     section("backends", backends)
     settings = {}
     for name, setting in report["environment"].items():

@@ -114,7 +114,7 @@ def _print_roles(reader: FileReader) -> None:
 
 
 def _print_summary(reader: FileReader) -> None:
-    from thinpoint.cli.contents import codec_counts, origin
+    from thinpoint.cli.contents import codec_counts, needs, origin
     from thinpoint.file.layout import READ_VERSION
 
     index = reader.index
@@ -134,3 +134,5 @@ def _print_summary(reader: FileReader) -> None:
     }
     for label, text in lines.items():
         typer.echo(printable(f"{label:<11} {text}"))
+    for need in needs(index):
+        typer.echo(printable(f"{'needs':<11} {need}"))

@@ -81,15 +81,24 @@ def _ok_line(report: VerifyReport) -> str:
 def _verify_one(path: Path, deep: bool, threads: int | None) -> VerifyReport:
     from thinpoint.cli.progress import progress_bar
     from thinpoint.cli.run import file_bytes
-    from thinpoint.codec.backend import get_backend
+    from thinpoint.engine.backends import choose_backends
     from thinpoint.engine.verify import verify_file
     from thinpoint.engine.workers import Workers
     from thinpoint.file.reader import FileReader
     from thinpoint.store import open_source
 
+    chosen = choose_backends()
     with (
         open_source(path) as source,
         Workers(threads) as workers,
         progress_bar(shorten_middle(path.name, LABEL_WIDTH), file_bytes(path)) as progress,
     ):
-        return verify_file(FileReader(source), get_backend(), workers, deep=deep, progress=progress)
+        return verify_file(
+            FileReader(source),
+            chosen.host,
+            workers,
+            deep=deep,
+            devices=chosen.devices,
+            scratch=chosen.scratch,
+            progress=progress,
+        )

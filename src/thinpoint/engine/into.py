@@ -1,24 +1,22 @@
-"""Loading into tensors that exist: decoded straight into their memory where it is laid out as stored, else in spans."""
+"""Loading into tensors that exist, on any device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinpoint.codec.backend import HostBackend
+from thinpoint.engine.backends import Devices
 from thinpoint.engine.load import StorageLoader
 from thinpoint.engine.restore import Restorer
-from thinpoint.engine.views import StridedView, direct_target, read_view
+from thinpoint.engine.views import StridedView, read_views
 from thinpoint.engine.workers import Workers
 from thinpoint.file.index import tensor_record
 from thinpoint.file.reader import FileReader
 from thinpoint.state.into import plan_into
 from thinpoint.state.unflatten import unflatten
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,7 @@ def load_state_into(
     workers: Workers,
     state: Any,
     *,
+    devices: Devices | None = None,
     strict: bool = True,
     cast: bool = False,
     weights_only: bool = True,
@@ -61,7 +60,7 @@ def load_state_into(
     records = [tensor_record(tensor) for tensor in index.tensors]
     plan = plan_into(index.tree, records, state)
     plan.check(strict=strict, cast=cast)
-    restorer = Restorer(reader, backend, workers, progress)
+    restorer = Restorer(reader, backend, workers, progress, devices)
     values = None
     if plan.value_paths:
         storages = StorageLoader(restorer, None)
@@ -77,14 +76,7 @@ def load_state_into(
         )
     with torch.no_grad():
         pairs = [(_view(records[pair.tensor_id]), pair.target.detach()) for pair in plan.pairs]
-        filled = [(view, target) for view, target in pairs if target.numel()]
-        direct = [direct_target(view, target) for view, target in filled]
-        restorer.fill(target for target in direct if target is not None)
-        for (view, out), target in zip(filled, direct, strict=True):
-            if target is None:
-                read_view(restorer, view, out)
-            else:
-                _mark_written(out)
+        read_views(restorer, pairs)
     plan.set_values(values)
     return LoadIntoReport(
         num_tensors=len(pairs),
@@ -106,12 +98,3 @@ def _view(record: dict[str, Any]) -> StridedView:
         stride=tuple(record["stride"]),
         offset=record["offset"],
     )
-
-
-def _mark_written(tensor: torch.Tensor) -> None:
-    """Tell autograd, which would otherwise not see a write past torch."""
-    import torch
-
-    increment = getattr(torch.autograd.graph, "increment_version", None)
-    if increment is not None:
-        increment(tensor)

@@ -1,16 +1,17 @@
-"""A file to the object that was saved: storages are filled on all threads, then the object is built over them."""
+"""A file to the object that was saved: storages are filled where they belong, then the object is built over them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinpoint.codec.backend import HostBackend
-from thinpoint.engine.restore import Restorer, Target
-from thinpoint.engine.views import SPAN_BYTES, host_bytes
+from thinpoint.engine.backends import Devices
+from thinpoint.engine.restore import DeviceTarget, Restorer, Target
+from thinpoint.engine.views import SPAN_BYTES, target_of
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import LimitExceededError
 from thinpoint.file.index import tensor_record
@@ -30,6 +31,7 @@ def load_object(
     backend: HostBackend,
     workers: Workers,
     *,
+    devices: Devices | None = None,
     map_location: Any = None,
     weights_only: bool = True,
     names: Any = None,
@@ -38,7 +40,7 @@ def load_object(
     """The object, or the part of it that `names` selects. See `thinpoint.load`."""
     index = reader.index
     select = None if names is None else match((path for path, _ in walk(index.tree)), names)
-    storages = StorageLoader(Restorer(reader, backend, workers, progress), map_location)
+    storages = StorageLoader(Restorer(reader, backend, workers, progress, devices), map_location)
     return unflatten(
         index.tree,
         [tensor_record(tensor) for tensor in index.tensors],
@@ -68,18 +70,22 @@ class StorageLoader:
         """
         import torch
 
-        self._check_memory(sum(self._entries[storage].bytes for storage in needed))
-        on_host: list[Target] = []
+        where = {
+            storage: resolve_device(self._entries[storage].device, self._map_location) for storage in needed
+        }
+        self._check_memory(sum(self._entries[s].bytes for s, device in where.items() if device.type == "cpu"))
+        targets: list[Target | DeviceTarget] = []
         for storage, ranges in needed.items():
-            device = resolve_device(self._entries[storage].device, self._map_location)
+            num_bytes, device = self._entries[storage].bytes, where[storage]
             if device.type == "meta":
-                self._ready[storage] = torch.UntypedStorage(self._entries[storage].bytes, device="meta")
-            elif device.type != "cpu":
-                self._ready[storage] = self._fill_device(storage, ranges, device)
+                self._ready[storage] = torch.UntypedStorage(num_bytes, device="meta")
+                continue
+            made = self._ready[storage] = self._allocate(num_bytes, device)
+            if made.device.type == "cpu" or self._restorer.devices.get(made.device) is not None:
+                targets += self._targets(storage, ranges, made)
             else:
-                made = self._ready[storage] = self._allocate(self._entries[storage].bytes)
-                on_host += host_targets(storage, ranges, made)
-        self._restorer.fill(on_host)
+                self._fill_through_host(storage, ranges, made)
+        self._restorer.fill(targets)
         for storage in needed:
             self._ready[storage] = place(
                 self._ready[storage], self._entries[storage].device, self._map_location
@@ -93,41 +99,59 @@ class StorageLoader:
 
     def blob(self, storage: int) -> memoryview:
         """All bytes of a storage that is no tensor's."""
-        self._check_memory(self._entries[storage].bytes)
-        made = self._allocate(self._entries[storage].bytes)
-        self._restorer.fill(host_targets(storage, [(0, made.nbytes())], made))
-        return storage_bytes(made).data
+        num_bytes = self._entries[storage].bytes
+        self._check_memory(num_bytes)
+        try:
+            memory = np.empty(num_bytes, np.uint8)
+        except MemoryError as error:
+            raise self._no_memory(num_bytes) from error
+        self._restorer.fill([Target(storage=storage, start=0, out=memory)])
+        return memory.data
 
-    def _fill_device(
-        self, storage: int, ranges: list[tuple[int, int]], device: torch.device
-    ) -> torch.UntypedStorage:
-        """Through a bounce buffer of SPAN_BYTES times the threads."""
+    def _targets(
+        self, storage: int, ranges: list[tuple[int, int]], made: torch.UntypedStorage
+    ) -> Iterator[Target | DeviceTarget]:
+        """Targets for the ranges of a storage; the bytes between them are set to zero."""
+        memory = storage_bytes(made)
+        covered = 0
+        for start, end in [*ranges, (made.nbytes(), made.nbytes())]:
+            if covered < start:
+                memory[covered:start] = 0
+            if start < end:
+                yield target_of(self._restorer, storage, start, memory[start:end])
+            covered = end
+
+    def _fill_through_host(
+        self, storage: int, ranges: list[tuple[int, int]], made: torch.UntypedStorage
+    ) -> None:
+        """For devices without a backend; through a bounce buffer of four times SPAN_BYTES."""
         import torch
 
-        num_bytes = self._entries[storage].bytes
-        on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        on_device = storage_bytes(made).zero_()
         for range_start, range_end in ranges:
             for start in range(range_start, range_end, 4 * SPAN_BYTES):
                 piece = np.empty(min(4 * SPAN_BYTES, range_end - start), np.uint8)
                 self._restorer.fill([Target(storage=storage, start=start, out=piece)])
                 on_device[start : start + piece.size].copy_(torch.from_numpy(piece))
-        return on_device.untyped_storage()
 
-    def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
+    def _allocate(self, num_bytes: int, device: torch.device) -> torch.UntypedStorage:
         import torch
 
         try:
-            return torch.UntypedStorage(num_bytes)
+            return torch.UntypedStorage(num_bytes, device=device)
         except RuntimeError as error:
-            raise LimitExceededError(
-                "there is not enough memory for a tensor's storage",
-                where=self._restorer.reader.name,
-                actual=f"{num_bytes:,} bytes",
-                hint="`names=` loads a part of the file",
-            ) from error
+            raise self._no_memory(num_bytes) from error
+
+    def _no_memory(self, num_bytes: int) -> LimitExceededError:
+        return LimitExceededError(
+            "there is not enough memory for a tensor's storage",
+            where=self._restorer.reader.name,
+            actual=f"{num_bytes:,} bytes",
+            hint="`names=` loads a part of the file",
+        )
 
     def _check_memory(self, num_bytes: int) -> None:
-        """Refuse what the whole machine could not hold: a file of a few bytes may ask for any amount of constants."""
+        """Refuse what host memory could not hold: a file of a few bytes may ask for any amount of constants."""
         most = physical_memory_bytes()
         if num_bytes > most:
             raise LimitExceededError(
@@ -139,25 +163,12 @@ class StorageLoader:
             )
 
 
-def host_targets(storage: int, ranges: list[tuple[int, int]], made: torch.UntypedStorage) -> list[Target]:
-    """Targets for the ranges of a CPU storage; the bytes between them are set to zero."""
-    if made.nbytes() == 0:
-        return []
-    memory = storage_bytes(made)
-    targets, covered = [], 0
-    for start, end in ranges:
-        memory[covered:start] = 0
-        targets.append(Target(storage=storage, start=start, out=memory[start:end]))
-        covered = end
-    memory[covered:] = 0
-    return targets
-
-
-def storage_bytes(storage: torch.UntypedStorage) -> np.ndarray:
-    """The memory of a CPU storage as flat uint8; no copy."""
+def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The memory of a storage as a flat uint8 tensor; no copy."""
     import torch
 
-    return host_bytes(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)))
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def physical_memory_bytes() -> int:

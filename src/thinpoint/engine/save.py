@@ -1,22 +1,30 @@
-"""Encodes a flattened state part by part while the part before is being written."""
+"""Encodes a flattened state in waves of parts: while one is written, the next is encoded, where its bytes are."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.contract import WORD_DTYPES, EncodedPart, PartSpec, serial_map
 from thinpoint.codec.plan import ENCODER_VERSION, PART_BYTES
+from thinpoint.device.contract import DeviceBackend, EncodeItem
+from thinpoint.engine.backends import Devices, device_lock
 from thinpoint.engine.workers import Workers
 from thinpoint.file.dtypes import ITEM_BYTES
 from thinpoint.file.index import PartEntry, StorageEntry, TensorEntry
-from thinpoint.file.writer import FileSummary, FileWriter
+from thinpoint.file.writer import FileSummary, FileWriter, NewPart
 from thinpoint.state.leaves import FlatState, Region, StorageSource
 from thinpoint.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_WAVE_BYTES = 256 << 20
+"""Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
 
 Progress = Callable[[int], None]
 """Called with raw bytes done so far."""
@@ -33,6 +41,7 @@ class PartJob:
         start, end: byte range in the storage.
         word_bytes: bytes of a word.
         spec: what the codec may know.
+        on: what codes it on the device where it is; None for the CPU.
     """
 
     storage_index: int
@@ -42,6 +51,16 @@ class PartJob:
     end: int
     word_bytes: int
     spec: PartSpec
+    on: DeviceBackend | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.start
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device that codes it; None for the CPU."""
+        return None if self.on is None else self.on.device
 
 
 _COMPONENTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
@@ -53,9 +72,33 @@ def words_of(dtype: str) -> tuple[str, int]:
     return dtype, ITEM_BYTES.get(dtype, 1)
 
 
-def part_jobs(storages: list[StorageSource]) -> Iterator[PartJob]:
+def device_backend_of(storage: StorageSource, devices: Devices) -> DeviceBackend | None:
+    """What codes a storage on the device where it is; None for the CPU.
+
+    Raises:
+        BackendUnavailableError: one was asked for by name and cannot run there.
+    """
+    if storage.view is None or not storage.regions:
+        return None
+    return devices.get(storage.view(0, 0).device)
+
+
+def backend_names(storages: list[StorageSource], backend: HostBackend, devices: Devices) -> str:
+    """What codes these storages, for people: "cpu", "triton", "triton+cpu"."""
+    used = {}
+    for storage in storages:
+        on_device = device_backend_of(storage, devices)
+        if on_device is not None:
+            used[on_device.name] = 0
+        elif storage.regions:
+            used[backend.name] = 1
+    return "+".join(sorted(used, key=lambda name: used[name])) or backend.name
+
+
+def part_jobs(storages: list[StorageSource], devices: Devices) -> Iterator[PartJob]:
     """The parts of all storages in order: regions cut to at most PART_BYTES, at rows where a row fits."""
     for storage_index, storage in enumerate(storages):
+        on_device = device_backend_of(storage, devices)
         for region in storage.regions:
             dtype, word_bytes = words_of(region.dtype)
             row_bytes = region.row_elems * word_bytes
@@ -72,6 +115,7 @@ def part_jobs(storages: list[StorageSource]) -> Iterator[PartJob]:
                     end=min(start + step, end),
                     word_bytes=word_bytes,
                     spec=spec,
+                    on=on_device,
                 )
 
 
@@ -81,15 +125,21 @@ def write_file(
     backend: HostBackend,
     workers: Workers,
     *,
+    devices: Devices | None = None,
     meta: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[FileSummary, list[PartEntry]]:
     """Write a flattened state to a sink as one file; returns its summary and the index entries of its parts.
 
-    Blocks until every byte is with the sink. Memory besides the state: three times PART_BYTES, encoded.
+    Blocks until every byte is with the sink. Host memory besides the state: two waves, each encoded from at most
+    DEVICE_WAVE_BYTES on every device with a backend and PART_BYTES on the CPU.
+
+    Args:
+        sink: see `store.contract.Sink`.
+        devices: what codes storages on accelerators; by default they are read and coded on the CPU.
     """
-    writer = FileWriter(sink)
-    entries = write_parts(state.storages, writer, backend, workers, progress)
+    writer = FileWriter(sink, partial(sink.write_all, map=workers.copy_map))
+    entries = write_parts(state.storages, writer, backend, workers, devices=devices, progress=progress)
     summary = writer.finish(
         storages=[StorageEntry(bytes=s.num_bytes, device=s.device) for s in state.storages],
         tensors=[tensor_entry(record) for record in state.tensors],
@@ -119,36 +169,42 @@ def write_parts(
     writer: FileWriter,
     backend: HostBackend,
     workers: Workers,
+    *,
+    devices: Devices | None = None,
     progress: Progress | None = None,
 ) -> list[PartEntry]:
-    """Encode and write every part; returns their index entries. Holds at most three times PART_BYTES encoded."""
+    """Encode and write every part; returns their index entries. Memory as `write_file`."""
+    devices = Devices() if devices is None else devices
     entries: list[PartEntry] = []
+    pending: Future[list[PartEntry]] | None = None
     done = 0
-    pending: deque[tuple[Future[PartEntry], int]] = deque()
-    pending_bytes = 0
+    for wave in _waves(part_jobs(storages, devices)):
+        parts = _encode_wave(wave, backend, workers)
+        if pending is not None:
+            entries += pending.result()
+        pending = workers.in_background(_write, writer, wave, parts)
+        # Only the writing thread holds it now, or this wave would stay in memory while the next one is encoded.
+        del parts
+        done += sum(job.num_bytes for job in wave)
+        if progress:
+            progress(done)
+    if pending is not None:
+        entries += pending.result()
+    return entries
 
-    def write(job: PartJob, part: EncodedPart) -> PartEntry:
-        return writer.add_part(
-            part,
+
+def _write(writer: FileWriter, wave: list[PartJob], parts: list[EncodedPart]) -> list[PartEntry]:
+    return writer.add_parts(
+        NewPart(
+            encoded=part,
             storage=job.storage_index,
             start_bytes=job.start,
             dtype=job.spec.dtype,
             role=job.spec.role,
             label=_label(job.region),
         )
-
-    for job, part in _encoded(storages, backend, workers):
-        pending.append((workers.in_background(write, job, part), part.stored_bytes))
-        pending_bytes += part.stored_bytes
-        while pending_bytes > PART_BYTES:
-            future, size = pending.popleft()
-            entries.append(future.result())
-            pending_bytes -= size
-        done += job.end - job.start
-        if progress:
-            progress(done)
-    entries += [future.result() for future, _ in pending]
-    return entries
+        for job, part in zip(wave, parts, strict=True)
+    )
 
 
 def _label(region: Region) -> dict[str, Any]:
@@ -161,30 +217,58 @@ def _label(region: Region) -> dict[str, Any]:
     }
 
 
-def _encoded(
-    storages: list[StorageSource], backend: HostBackend, workers: Workers
-) -> Iterator[tuple[PartJob, EncodedPart]]:
-    """Parts in order: large ones block by block on all threads, small ones side by side."""
+def _waves(jobs: Iterable[PartJob]) -> Iterator[list[PartJob]]:
+    """The jobs in order, in lists that no device's budget is too small for.
+
+    Budgets are apart, so that the few bytes that an optimizer keeps on the CPU for each of its tensors on a GPU do not
+    cut the GPU's waves short.
+    """
     wave: list[PartJob] = []
-    wave_bytes = 0
-    for job in part_jobs(storages):
-        size = job.end - job.start
-        if wave and wave_bytes + size > PART_BYTES:
-            yield from _encode_wave(wave, backend, workers)
-            wave, wave_bytes = [], 0
+    used: dict[torch.device | None, int] = {}
+    for job in jobs:
+        budget = PART_BYTES if job.on is None else DEVICE_WAVE_BYTES
+        if job.device in used and used[job.device] + job.num_bytes > budget:
+            yield wave
+            wave, used = [], {}
         wave.append(job)
-        wave_bytes += size
+        used[job.device] = used.get(job.device, 0) + job.num_bytes
     if wave:
-        yield from _encode_wave(wave, backend, workers)
+        yield wave
 
 
-def _encode_wave(
-    wave: list[PartJob], backend: HostBackend, workers: Workers
-) -> Iterator[tuple[PartJob, EncodedPart]]:
-    if len(wave) == 1:
-        yield wave[0], _encode(wave[0], backend, workers.map)
-    else:
-        yield from zip(wave, workers.map(lambda job: _encode(job, backend, serial_map), wave), strict=True)
+def _encode_wave(wave: list[PartJob], backend: HostBackend, workers: Workers) -> list[EncodedPart]:
+    """The parts of a wave in order: each device's in one batch, while the CPU's threads have theirs."""
+    places: dict[torch.device | None, list[int]] = {}
+    for place, job in enumerate(wave):
+        places.setdefault(job.device, []).append(place)
+    host_places = places.pop(None, [])
+    on_host = _encode_on_host([wave[place] for place in host_places], backend, workers)
+    parts: dict[int, EncodedPart] = {}
+    for device_places in places.values():
+        encoded = _encode_on_device([wave[place] for place in device_places])
+        parts.update(zip(device_places, encoded, strict=True))
+    parts.update(zip(host_places, on_host, strict=True))
+    return [parts[place] for place in range(len(wave))]
+
+
+def _encode_on_device(jobs: list[PartJob]) -> list[EncodedPart]:
+    """Parts of one device. On the caller's thread: behind its current stream the tensors' values are ready."""
+    backend = jobs[0].on
+    assert backend is not None
+    items = []
+    for job in jobs:
+        assert job.storage.view is not None
+        words = job.storage.view(job.start, job.end)
+        items.append(EncodeItem(words=words, word_bytes=job.word_bytes, spec=job.spec))
+    with device_lock(backend.device):
+        return backend.encode_batch(items)
+
+
+def _encode_on_host(jobs: list[PartJob], backend: HostBackend, workers: Workers) -> Iterable[EncodedPart]:
+    """A single part block by block on all threads, several side by side; these are under way on return."""
+    if len(jobs) == 1:
+        return [_encode(jobs[0], backend, workers.map)]
+    return workers.map(lambda job: _encode(job, backend, serial_map), jobs)
 
 
 def _encode(job: PartJob, backend: HostBackend, map: Any) -> EncodedPart:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinpoint.codec.backend import HostBackend
-from thinpoint.engine.restore import RUN_BYTES, Restorer, Target
+from thinpoint.engine.backends import Devices
+from thinpoint.engine.restore import RUN_BYTES, WAVE_BYTES, DeviceTarget, Restorer, Target
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import LimitExceededError, ThinpointError
 from thinpoint.file.reader import FileReader
 from thinpoint.file.verify import verify_stored
 from thinpoint.state.tree_names import tensor_names
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +60,17 @@ def verify_file(
     workers: Workers,
     *,
     deep: bool,
+    devices: Devices | None = None,
+    scratch: torch.device | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Check every digest; if deep, decode every part as well. Goes on after a problem; holds one part at most."""
+    """Check every digest; if deep, decode every part as well. Goes on after a problem.
+
+    Holds one part at most, or WAVE_BYTES on a device.
+
+    Args:
+        devices, scratch: the device that decodes, and its backend; None for the CPU.
+    """
     problems = verify_stored(reader, None if deep else progress)
     try:
         tensor_names(reader.index.tree, len(reader.index.tensors))
@@ -68,7 +81,9 @@ def verify_file(
         # A damaged block would be found a second time by decoding: report it once.
         known = {(error.offset, error.tensor) for error in problems}
         problems += [
-            e for e in _decode_all(reader, backend, workers, progress) if (e.offset, e.tensor) not in known
+            error
+            for error in _decode_all(Restorer(reader, backend, workers, None, devices), scratch, progress)
+            if (error.offset, error.tensor) not in known
         ]
     return VerifyReport(
         path=reader.name,
@@ -81,16 +96,17 @@ def verify_file(
 
 
 def _decode_all(
-    reader: FileReader, backend: HostBackend, workers: Workers, progress: Callable[[int], None] | None
+    restorer: Restorer, scratch: torch.device | None, progress: Callable[[int], None] | None
 ) -> list[ThinpointError]:
-    restorer = Restorer(reader, backend, workers)
+    reader = restorer.reader
+    most = 4 * RUN_BYTES if scratch is None else WAVE_BYTES
     problems: list[ThinpointError] = []
     wave: list[int] = []
     wave_bytes = 0
 
     def check(parts: list[int]) -> None:
         try:
-            restorer.fill(_scratch(reader, part) for part in parts)
+            restorer.fill(_target(reader, part, scratch) for part in parts)
         except MemoryError:
             problems.append(
                 LimitExceededError("there is not enough memory to decode a part", where=reader.name)
@@ -105,7 +121,7 @@ def _decode_all(
     for part, entry in enumerate(reader.index.parts):
         wave.append(part)
         wave_bytes += entry.raw_bytes
-        if wave_bytes >= 4 * RUN_BYTES or part + 1 == len(reader.index.parts):
+        if wave_bytes >= most or part + 1 == len(reader.index.parts):
             check(wave)
             wave, wave_bytes = [], 0
             if progress:
@@ -115,6 +131,16 @@ def _decode_all(
     return problems
 
 
-def _scratch(reader: FileReader, part: int) -> Target:
+def _target(reader: FileReader, part: int, scratch: torch.device | None) -> Target | DeviceTarget:
     entry = reader.index.parts[part]
-    return Target(storage=entry.storage, start=entry.start, out=np.empty(entry.raw_bytes, np.uint8))
+    if scratch is None:
+        return Target(storage=entry.storage, start=entry.start, out=np.empty(entry.raw_bytes, np.uint8))
+    import torch
+
+    try:
+        out = torch.empty(entry.raw_bytes, dtype=torch.uint8, device=scratch)
+    except RuntimeError as error:
+        raise LimitExceededError(
+            f"there is not enough memory on {scratch} to decode a part", where=reader.name
+        ) from error
+    return DeviceTarget(storage=entry.storage, start=entry.start, out=out)

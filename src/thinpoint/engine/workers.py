@@ -36,12 +36,13 @@ def default_threads() -> int:
 
 
 class Workers:
-    """A pool of threads with an ordered map, and one more thread for writing; a context manager.
+    """Three pools of threads; a context manager. One computes, one works in the background, one copies for it.
 
-    On an error, work that has not begun is dropped and the error reaches the caller.
+    A pool's own threads never wait for that pool: computing and copying wait for nothing, the background thread for
+    copying, the caller for all. On an error, work that has not begun is dropped and the error reaches the caller.
 
     Args:
-        num_threads: threads that compute; None for `default_threads()`.
+        num_threads: threads that compute, and threads that copy; None for `default_threads()`.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -49,7 +50,8 @@ class Workers:
         if self.num_threads < 1:
             raise UsageError("the number of threads is not valid", expected="at least 1", actual=num_threads)
         self._compute = ThreadPoolExecutor(self.num_threads, "thinpoint-compute")
-        self._io = ThreadPoolExecutor(1, "thinpoint-io")
+        self._background = ThreadPoolExecutor(1, "thinpoint-background")
+        self._copy = ThreadPoolExecutor(self.num_threads, "thinpoint-copy")
 
     def __enter__(self) -> Workers:
         return self
@@ -57,16 +59,26 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._compute.shutdown(wait=True, cancel_futures=error is not None)
-        self._io.shutdown(wait=True, cancel_futures=error is not None)
+        # Those that wait come before those that they wait for.
+        for pool in (self._background, self._compute, self._copy):
+            pool.shutdown(wait=True, cancel_futures=error is not None)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterable[Result]:
         """Results in the order of the items; the first error stops it."""
+        return self._map(self._compute, function, items)
+
+    def copy_map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterable[Result]:
+        """As `map`, for what reads and writes: it does not queue behind what computes."""
+        return self._map(self._copy, function, items)
+
+    def _map(
+        self, pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterable[Result]:
         items = list(items)
         if self.num_threads == 1 or len(items) == 1:
             return [function(item) for item in items]
-        return self._compute.map(function, items)
+        return pool.map(function, items)
 
     def in_background(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Run on the writing thread, in the order of the calls."""
-        return self._io.submit(function, *arguments)
+        """Run on the background thread, in the order of the calls. The function may use `copy_map`."""
+        return self._background.submit(function, *arguments)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinpoint.state.tree import Node, Path
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +47,20 @@ class StorageSource:
 
     Attributes:
         num_bytes: length of the storage, trimmed to what its tensors cover.
-        device: where it lives: "cpu", "cuda:0", ...
+        device: the device that the file records: "cpu", "cuda:0", ...
         regions: sorted by start, disjoint.
         read: `read(start, end)` gives those bytes as a flat uint8 array in host memory. On the CPU it is a view of
             the user's memory: only to be read, and valid while this object lives. On an accelerator it is a copy
             of that range, and the call waits for the device. May be called from several threads.
+        view: `view(start, end)` gives the live bytes where they are, as a flat contiguous uint8 tensor: only to be read,
+            no copy. None for bytes that are in no torch storage.
     """
 
     num_bytes: int
     device: str
     regions: tuple[Region, ...]
     read: Callable[[int, int], np.ndarray]
+    view: Callable[[int, int], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

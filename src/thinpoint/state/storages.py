@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinpoint.state.leaves import Region, StorageSource
 from thinpoint.state.tree import Path
+
+if TYPE_CHECKING:
+    import torch
 
 _MIN_ROW_ELEMS = 64
 _MAX_ITEM_BYTES = 16
@@ -178,13 +181,14 @@ class StorageTable:
             # Every itemsize divides 16, so offsets stay whole numbers of elements.
             shift = min((v.start_bytes for v in used), default=0) // _MAX_ITEM_BYTES * _MAX_ITEM_BYTES
             end = max((v.end_bytes for v in used), default=shift)
-            reader = _HostBytes(entry.data) if entry.data is not None else _StorageBytes(entry.storage, shift)
+            live = None if entry.storage is None else _StorageBytes(entry.storage, shift)
             sources.append(
                 StorageSource(
                     num_bytes=end - shift,
                     device=entry.device,
                     regions=cut_regions(used, shift),
-                    read=reader,
+                    read=live.read if live is not None else _HostBytes(entry.data),
+                    view=None if live is None else live.view,
                 )
             )
             shifts.append(shift)
@@ -192,24 +196,26 @@ class StorageTable:
 
 
 class _HostBytes:
-    def __init__(self, data: np.ndarray) -> None:
+    def __init__(self, data: Any) -> None:
         self._data = data
 
     def __call__(self, start: int, end: int) -> np.ndarray:
-        return self._data[start:end]
+        data: np.ndarray = self._data[start:end]
+        return data
 
 
 class _StorageBytes:
-    """Reads ranges of a live torch storage, relative to the first byte that is kept."""
+    """Ranges of a live torch storage, relative to the first byte that is kept."""
 
     def __init__(self, storage: Any, shift: int) -> None:
         self._storage = storage
         self._shift = shift
 
-    def __call__(self, start: int, end: int) -> np.ndarray:
-        torch = sys.modules["torch"]
+    def view(self, start: int, end: int) -> torch.Tensor:
+        torch: Any = sys.modules["torch"]
         flat = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
-        flat.set_(self._storage, self._shift + start, (end - start,), (1,))
+        return flat.set_(self._storage, self._shift + start, (end - start,), (1,))
+
+    def read(self, start: int, end: int) -> np.ndarray:
         # A shared or pinned CPU storage is read in place too; only other devices copy.
-        array: np.ndarray = flat.cpu().numpy()
-        return array
+        return self.view(start, end).cpu().numpy()
