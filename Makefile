@@ -42,9 +42,12 @@ fmt: $(READY) ## format the sources
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(READY) ## ratio and throughput beside torch.save, zstd, ZipNN and DCP, on a model trained here
+bench: $(READY) ## ratio and throughput beside torch.save, zstd, ZipNN and DCP on a model trained here; on a GPU nvCOMP too
 	$(if $(READY),$(PY) -m pip install -q -e '.[bench]')
 	$(PY) bench/compare.py --make
+	@$(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" || \
+	  { echo "bench: no CUDA device on this machine; the GPU was not measured"; exit 0; } && \
+	  $(PY) -m bench.gpu --out bench-gpu
 
 gpu-test: $(READY) ## tests that need a CUDA device, and those of the kernels compiled instead of interpreted
 	@$(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" || \
@@ -55,5 +58,5 @@ fuzz: $(READY) ## hostile files against the reader, FUZZ_SECONDS=300
 	$(PY) fuzz/fuzz_reader.py --seconds $(FUZZ_SECONDS)
 
 clean: ## remove what the targets above made
-	rm -rf .venv build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist demo-run bench-gpu .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from thinpoint.codec.plan import SEGMENT_STEPS
 from thinpoint.device import launch
 from thinpoint.device.kernels import code, general, plan, planes, scan
 from thinpoint.device.tables import FAST, Variant
@@ -33,6 +32,7 @@ TYPES = {
     **dict.fromkeys(("raw", "states", "plane32", "entropy_states", "tables"), UINT32),
     **dict.fromkeys(("scratch", "plane16", "entropy_words"), UINT16),
     "kept": UINT8,
+    "slots": UINT8,
     "capacity": "i32",
     "length": "i32",
     "num_blocks": "i32",
@@ -67,7 +67,7 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
         (planes.compact, {"CHUNK": 512}, 1),
         (planes.open_blocks, {"SEGMENTS": 8}, 1),
         (planes.open_blocks, {"SEGMENTS": 1024}, 1),
-        (planes.decode_tables, {"SLOTS": 64}, 4),
+        (planes.decode_tables, {"SLOTS": launch.TABLE_SLOTS}, 4),
     ]
     for aligned in (True, False):
         sizes = {"WORDS": launch.DIGEST_WORDS, "ROUNDS": launch.DIGEST_ROUNDS, "ALIGNED": aligned}
@@ -81,16 +81,7 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
     usual = {Variant(32, 21, 0, True), Variant(16, 5, 0, True)}
     for variant in sorted(FAST if every_split else usual, key=str):
         for profile in (False, True):
-            constants = {
-                "WIDTH": variant.word_bits,
-                "RAW_BITS": variant.raw_bits,
-                "LOW_BITS": variant.low_bits,
-                "SHIFT": variant.trailing_zeros,
-                "SIGNED": variant.signed,
-                "PROFILE": profile,
-                "STEPS": SEGMENT_STEPS,
-                "UNROLL": variant.unroll,
-            }
+            constants = launch.fast_constants(variant, profile)
             made += [(code.encode_whole, constants, 1), (code.decode_whole, constants, 1)]
     return made
 

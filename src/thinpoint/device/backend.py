@@ -21,7 +21,7 @@ from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.prefixes import HostPlans, prefix_of
 from thinpoint.device.tables import starts
-from thinpoint.device.transfers import HostCopies, as_bytes, free_bytes, on_device
+from thinpoint.device.transfers import HostCopies, OutOfMemory, as_bytes, free_bytes, on_device
 from thinpoint.device.triton_codec import DeviceCodec, DeviceWave, fill_words
 from thinpoint.digest import digest
 from thinpoint.errors import DigestMismatchError, MalformedFileError, ThinpointError, UsageError
@@ -78,7 +78,7 @@ class TritonBackend:
         """A wave; where memory is short, half of it at a time; an item for which there is none is stored raw."""
         try:
             return self._to_host(self.codec.encode(items, digest=True, prove=self.prove))
-        except torch.OutOfMemoryError:
+        except OutOfMemory:
             pass
         # Outside of the handler: the exception would keep the wave's memory.
         if len(items) > 1:
@@ -120,7 +120,7 @@ class TritonBackend:
         """Where memory is short, half of the items at a time; an item for which there is none goes through the CPU."""
         try:
             return self._decode_batch(data, items)
-        except torch.OutOfMemoryError:
+        except OutOfMemory:
             pass
         if len(items) == 1:
             return [self._decode_on_host(data, items[0])]

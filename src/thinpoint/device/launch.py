@@ -17,9 +17,24 @@ ALIGNMENT = 16
 SCAN_GROUPS, SCAN_ROUNDS, SCAN_WARPS = 4, 32, 1
 HISTOGRAM_GROUPS, HISTOGRAM_ROUNDS = 16, 4
 PROFILE_COLUMNS, PROFILE_ROWS = 32, 128
+TABLE_SLOTS = 32
 DIGEST_WORDS, DIGEST_ROUNDS = 1024, 8
 DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
 COMPARE_BYTES, COMPARE_ROUNDS = 8192, 8
+
+
+def fast_constants(variant: Variant, profile: bool) -> dict[str, Any]:
+    """Compile-time parameters of the fast kernels, in the order of their signatures."""
+    return {
+        "WIDTH": variant.word_bits,
+        "RAW_BITS": variant.raw_bits,
+        "LOW_BITS": variant.low_bits,
+        "SHIFT": variant.trailing_zeros,
+        "SIGNED": variant.signed,
+        "PROFILE": profile,
+        "STEPS": SEGMENT_STEPS,
+        "UNROLL": variant.unroll,
+    }
 
 
 class Uploader:
@@ -344,14 +359,7 @@ class Launcher:
                     patches,
                     num_patches,
                     patches.numel(),
-                    WIDTH=variant.word_bits,
-                    RAW_BITS=variant.raw_bits,
-                    LOW_BITS=variant.low_bits,
-                    SHIFT=variant.trailing_zeros,
-                    SIGNED=variant.signed,
-                    PROFILE=profile,
-                    STEPS=SEGMENT_STEPS,
-                    UNROLL=variant.unroll,
+                    **fast_constants(variant, profile),
                     **self._fast,
                 )
         for width, programs in tables.general.items():
@@ -424,10 +432,18 @@ class Launcher:
         return blocks
 
     def decode_tables(self, freqs: torch.Tensor, num_parts: int) -> torch.Tensor:
-        """uint32[parts x 4096]."""
-        tables = self.empty(num_parts * 4096, torch.int32).view(torch.uint32)
-        self._run(planes.decode_tables, (num_parts, 64), freqs, tables, SLOTS=64, num_warps=4)
-        return tables
+        """uint32[parts x TABLE_WORDS] from int32[parts x 256]."""
+        tables = self.empty(num_parts * fields.TABLE_WORDS.value, torch.int32)
+        self._run(
+            planes.decode_tables,
+            (num_parts, 4096 // TABLE_SLOTS),
+            freqs,
+            tables.view(torch.uint32),
+            tables.view(torch.uint8),
+            SLOTS=TABLE_SLOTS,
+            num_warps=4,
+        )
+        return tables.view(torch.uint32)
 
     def decode(
         self,
@@ -475,14 +491,7 @@ class Launcher:
                     whole,
                     *shared,
                     *streams,
-                    WIDTH=variant.word_bits,
-                    RAW_BITS=variant.raw_bits,
-                    LOW_BITS=variant.low_bits,
-                    SHIFT=variant.trailing_zeros,
-                    SIGNED=variant.signed,
-                    PROFILE=profile,
-                    STEPS=SEGMENT_STEPS,
-                    UNROLL=variant.unroll,
+                    **fast_constants(variant, profile),
                     **self._fast,
                 )
         for width, rest in programs.general.items():

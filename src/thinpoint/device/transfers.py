@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""An allocation on a device failed; the name changed in torch 2.5."""
+
 
 class HostCopies:
     """Copies that run together on the current stream of a device."""

@@ -195,11 +195,20 @@ def encode_whole(
 
 
 @triton.jit
-def pull_symbol(state, table):
-    """(entry of the decoder's table, state after the step, which lanes need a word): the inverse of `push_symbol`."""
-    entry = tl.load(table + (state & (f.PROB_SCALE - 1)).to(tl.int32))
-    state = ((entry >> 8) & 0xFFF) * (state >> 12) + (entry >> 20)
-    return entry, state, state < f.STATE_LOW
+def pull_symbol(state, table, slots):
+    """(symbol, state after the step, which lanes need a word): the inverse of `push_symbol`.
+
+    table: see `fields.TABLE_WORDS`; slots: its last piece, as uint8.
+    """
+    slot = state % f.PROB_SCALE
+    bucket = tl.load(table + slot // f.BUCKET_SLOTS)
+    within = slot % f.BUCKET_SLOTS
+    symbol = tl.where(within < ((bucket >> 16) & 0xFF), bucket, bucket >> 8) & 0xFF
+    more = bucket >> 31 != 0
+    symbol = tl.where(more, tl.load(slots + slot, mask=more, other=0).to(tl.uint32), symbol).to(tl.int32)
+    entry = tl.load(table + f.TABLE_SYMBOLS_AT + symbol)
+    state = (entry & 0xFFFF) * (state >> f.PROB_BITS) + slot - (entry >> 16)
+    return symbol, state, state < f.STATE_LOW
 
 
 @triton.jit
@@ -270,7 +279,7 @@ def decode_whole(
 ):
     """Decode what `encode_whole` made into the words at the part's address; patches are left to `apply_patches`.
 
-    tables: uint32[parts, 4096]. entropy_words, entropy_states: the same bytes as uint16 and uint32. counts: int32, checked
+    tables: uint32[parts, TABLE_WORDS]. entropy_words, entropy_states: the same bytes as uint16 and uint32. counts: int32, checked
     by `open_blocks`. errors: int32, or-ed for each part. Reads and writes stay inside of the segments whatever the bytes say.
     """
     first_segment = tl.load(programs + tl.program_id(0))
@@ -291,7 +300,8 @@ def decode_whole(
     means_at = means + tl.load(fields + f.MEANS_AT) + stride * (first // 256)
     base = tl.load(fields + f.WINDOW_BASE).to(tl.int32)
     sign = tl.load(fields + f.SIGN_VALUE).to(tl.uint32)
-    table = tables + part * f.PROB_SCALE
+    table = tables + part * f.TABLE_WORDS
+    slots = (table + f.TABLE_SLOTS_AT).to(tl.pointer_type(tl.uint8), bitcast=True)
     if PROFILE:
         row_elems = tl.load(fields + f.ROW_ELEMS).to(tl.int32)
         profile = profiles + tl.load(fields + f.PROFILE_AT)
@@ -311,7 +321,7 @@ def decode_whole(
             bits = tl.zeros([64], tl.uint32)
             if RAW_BITS > 0:
                 bits, current = pull_raw(line, current, j, RAW_BITS)
-            entry, state, need = pull_symbol(state, table)
+            symbol, state, need = pull_symbol(state, table, slots)
             rank, num = ranks(need, last)
             left -= num
             state = refill(state, need, left + rank, words_at)
@@ -320,7 +330,7 @@ def decode_whole(
                 prediction = mean + tl.load(profile + column)
                 column += 32
                 column = tl.where(column >= row_elems, column - row_elems, column)
-            word = join((entry & 0xFF).to(tl.int32), prediction, bits, sign, WIDTH, LOW_BITS, SHIFT, SIGNED)
+            word = join(symbol, prediction, bits, sign, WIDTH, LOW_BITS, SHIFT, SIGNED)
             tl.store(words + (elems + (step + j) * 32), word.to(words.dtype.element_ty))
     bad_end = (state != f.STATE_LOW) | (left != 0)
     flags = tl.max(tl.where(bad_state, f.BAD_STATE, 0) | tl.where(bad_end, f.BAD_END, 0), 0)

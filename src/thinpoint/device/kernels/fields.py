@@ -28,6 +28,17 @@ COST_SCALE_BITS = tl.constexpr(16)
 MAX_PROFILE_ROWS = tl.constexpr(512)
 UNSEEN = tl.constexpr(-(1 << 31))
 
+# A decoder's table, uint32, in three pieces. A step looks at few cache lines this way: one uint32 for each of the 4,096 slots
+# would spread 32 lanes over 28 lines.
+TABLE_WORDS = tl.constexpr(128 + 256 + 1024)
+BUCKET_SLOTS = tl.constexpr(32)
+"""So many slots share an entry of the first piece: first symbol | second symbol << 8 | slots of the first << 16 |
+whether there are more symbols << 31."""
+TABLE_SYMBOLS_AT = tl.constexpr(128)
+"""One entry for each symbol: frequency | first slot << 16."""
+TABLE_SLOTS_AT = tl.constexpr(128 + 256)
+"""The symbol of every slot, a byte each."""
+
 # One row for each part. The host fills the first block, the planning kernels the second.
 PART_COLUMNS = tl.constexpr(34)
 ADDRESS = tl.constexpr(0)

@@ -169,7 +169,8 @@ def decode_any(
     stride = tl.load(fields + f.MEANS_STRIDE).to(tl.int32)
     mean_at = means + tl.load(fields + f.MEANS_AT)
     base = tl.load(fields + f.WINDOW_BASE).to(tl.int32)
-    table = tables + part * f.PROB_SCALE
+    table = tables + part * f.TABLE_WORDS
+    slots = (table + f.TABLE_SLOTS_AT).to(tl.pointer_type(tl.uint8), bitcast=True)
     single = tl.load(fields + f.SINGLE).to(tl.int32)
     has_profile = tl.load(fields + f.HAS_PROFILE) != 0
     row_elems = tl.maximum(tl.load(fields + f.ROW_ELEMS), 1).to(tl.int32)
@@ -217,12 +218,11 @@ def decode_any(
             bits |= third.to(tl.uint64) << (64 - within)
         symbol = tl.full([32], 0, tl.int32) + single
         if single < 0:
-            entry, moved, need = pull_symbol(state, table)
+            symbol, moved, need = pull_symbol(state, table, slots)
             need = need & use
             left -= tl.sum(need.to(tl.int32), 0)
             moved = refill(moved, need, left + tl.cumsum(need.to(tl.int32), 0), words_at)
             state = tl.where(use, moved, state)
-            symbol = (entry & 0xFF).to(tl.int32)
         top = symbol + tl.load(mean_at + stride * group) + base
         top += tl.load(profile + elem % row_elems, mask=use & has_profile, other=0)
         top = tl.where(symbol == 0, 0, top & top_mask)

@@ -107,20 +107,41 @@ def open_blocks(blocks, segments, parts, plane32, counts, errors, SEGMENTS: tl.c
 
 
 @triton.jit
-def decode_tables(freqs, tables, SLOTS: tl.constexpr):
-    """uint32[parts, 4096]: symbol | frequency << 8 | offset << 20, from int32[parts, 256]. Zeros for a single symbol."""
+def symbol_of(slot, start, end):
+    """The symbol that each slot belongs to; start, end: int32[256], slots of the symbols."""
+    covers = (slot[:, None] >= start[None, :]) & (slot[:, None] < end[None, :])
+    return tl.sum(tl.where(covers, tl.arange(0, 256)[None, :], 0), 1)
+
+
+@triton.jit
+def decode_tables(freqs, tables, slots, SLOTS: tl.constexpr):
+    """Tables for the decoder, see `fields.TABLE_WORDS`, from int32[parts, 256]. slots: the same memory as uint8.
+
+    The second grid dimension takes SLOTS slots; its first programs make the buckets and symbols too.
+    """
     part = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, 256)
     freq = tl.load(freqs + part * f.SYMBOLS + s)
     end = tl.cumsum(freq, 0)
     start = end - freq
-    several = tl.max(freq, 0) < f.PROB_SCALE
-    first = tl.program_id(1) * SLOTS
-    slot = first + tl.arange(0, SLOTS)
-    covers = (slot[:, None] >= start[None, :]) & (slot[:, None] < end[None, :])
-    entry = s[None, :] | freq[None, :] << 8 | (slot[:, None] - start[None, :]) << 20
-    found = tl.sum(tl.where(covers, entry, 0), 1)
-    tl.store(tables + part * f.PROB_SCALE + slot, tl.where(several, found, 0).to(tl.uint32, bitcast=True))
+    table = tables + part * f.TABLE_WORDS
+    slot = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
+    symbol = symbol_of(slot, start, end)
+    tl.store(slots + (part * f.TABLE_WORDS + f.TABLE_SLOTS_AT) * 4 + slot, symbol.to(tl.uint8))
+    if tl.program_id(1) == 0:
+        tl.store(table + f.TABLE_SYMBOLS_AT + s, (freq | start << 16).to(tl.uint32, bitcast=True))
+    if tl.program_id(1) * SLOTS < f.TABLE_SYMBOLS_AT:
+        bucket = slot
+        opening = bucket * f.BUCKET_SLOTS
+        closing = opening + f.BUCKET_SLOTS
+        one = symbol_of(opening, start, end)
+        one_ends = tl.sum(tl.where(one[:, None] == s[None, :], end[None, :], 0), 1)
+        other = symbol_of(tl.minimum(one_ends, closing - 1), start, end)
+        other_ends = tl.sum(tl.where(other[:, None] == s[None, :], end[None, :], 0), 1)
+        own = tl.minimum(one_ends, closing) - opening
+        more = (other_ends < closing).to(tl.int32)
+        entry = one | other << 8 | own << 16 | more << 31
+        tl.store(table + bucket, entry.to(tl.uint32, bitcast=True))
 
 
 @triton.jit
