@@ -30,7 +30,7 @@ demo: $(READY) ## train, kill, resume, compare bit for bit with a run that was n
 	$(PY) -m thinpoint.demo
 
 test: $(READY) ## all tests that need no GPU
-	$(PY) -m pytest -m "not gpu"
+	$(PY) -m pytest -m "not gpu" -n auto --dist worksteal
 
 check: $(READY) ## format, lint, types, layers
 	$(PY) -m ruff format --check .
