@@ -61,7 +61,7 @@ def test_bytes_are_the_cpus_and_bits_come_back(
     parts = backend.encode_batch([item_of(w, s, device) for w, s in zip(words, specs, strict=True)])
     for part, made, spec in zip(parts, words, specs, strict=True):
         expect_same(part, made, spec)
-    assert sum(part.codec_id == CODEC_ID for part in parts) >= 5
+    assert sum(part.codec_id == CODEC_ID for part in parts) >= 3
     outs, sums = decode(backend, parts, device)
     for out, total, made, part in zip(outs, sums, words, parts, strict=True):
         assert np.array_equal(out, made.view(np.uint8))
