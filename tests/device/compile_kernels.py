@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from thinpoint.device import launch
+from thinpoint.device import launch, worklists
 from thinpoint.device.kernels import code, general, plan, planes, scan
 from thinpoint.device.tables import FAST, Variant
 
@@ -48,18 +48,20 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
             constants = {
                 "WORD_BITS": width,
                 "GROUPS": launch.SCAN_GROUPS,
-                "ROUNDS": launch.SCAN_ROUNDS,
+                "ROUNDS": worklists.SCAN_STEP // launch.SCAN_GROUPS,
                 "ALIGNED": aligned,
             }
             made.append((scan.scan_groups, constants, launch.SCAN_WARPS))
         groups = {"WIDTH": width, "GROUPS": launch.HISTOGRAM_GROUPS}
         made.append((plan.sample_histograms, groups, 4))
-        made.append((plan.table_histograms, {**groups, "ROUNDS": launch.HISTOGRAM_ROUNDS}, 4))
+        made.append(
+            (plan.table_histograms, {**groups, "ROUNDS": worklists.TABLE_STEP // launch.HISTOGRAM_GROUPS}, 4)
+        )
         made += [(general.encode_any, {"WIDTH": width}, 1), (general.decode_any, {"WIDTH": width}, 1)]
         made.append((code.apply_patches, {"WIDTH": width, "BLOCK": 256}, 1))
     made += [
         (plan.part_means, {}, 4),
-        (plan.column_sums, {"COLUMNS": launch.PROFILE_COLUMNS, "ROWS": launch.PROFILE_ROWS}, 4),
+        (plan.column_sums, {"COLUMNS": worklists.PROFILE_COLUMNS, "ROWS": launch.PROFILE_ROWS}, 4),
         (plan.finish_profiles, {"TILE": 1024}, 4),
         (plan.choose_candidates, {}, 4),
         (plan.make_tables, {}, 4),

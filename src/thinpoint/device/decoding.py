@@ -13,8 +13,9 @@ from thinpoint.codec.transforms.predict import GROUP_ELEMS
 from thinpoint.device.contract import DecodeItem, item_named
 from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.launch import Launcher, decode_programs, upload_tables
+from thinpoint.device.launch import Launcher
 from thinpoint.device.tables import PartShape, make_tables, starts
+from thinpoint.device.worklists import decode_programs, upload_tables
 from thinpoint.errors import MalformedFileError
 
 MAX_ELEMS = 1 << 26

@@ -16,8 +16,9 @@ from thinpoint.codec.transforms.predict import GROUP_ELEMS, MIN_PROFILE_ROWS
 from thinpoint.codec.transforms.split import MANTISSA_BITS, Split, choose_split
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.launch import DeviceTables, Launcher, Plans, PlanTables, make_plan_tables, upload_tables
+from thinpoint.device.launch import Launcher, Plans
 from thinpoint.device.tables import PartShape, make_tables
+from thinpoint.device.worklists import DeviceTables, PlanTables, make_plan_tables, upload_tables
 from thinpoint.errors import StateChangedError
 
 ZSTD_GAIN_PERCENT = 95
