@@ -179,6 +179,15 @@ def test_streams_of_other_encoders(
     assert total == part.raw_digest
 
 
+def test_blocks_of_very_many_segments_go_through_the_host(device: torch.device) -> None:
+    words = normal(1025 * 256)
+    split = Split(word_bits=32, sign_mode=SIGN_STORED, trailing_zeros=0, low_bits=21)
+    part = foreign_part(words, split, 8, 1 << 20)
+    (out,), (total,) = decode(TritonBackend(device), [part], device)
+    assert np.array_equal(out.view(np.uint32), words)
+    assert total == part.raw_digest
+
+
 def test_damage_is_an_error_that_names_the_item(device: torch.device, short_segments: None) -> None:
     backend = TritonBackend(device)
     parts = backend.encode_batch([item_of(normal(9000, seed), F32, device) for seed in range(3)])

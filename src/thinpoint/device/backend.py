@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -49,11 +48,10 @@ class TritonBackend:
         self.max_scratch_bytes = max_scratch_bytes
         self.codec = DeviceCodec(device)
         self._host: HostBackend = get_backend("auto")
-        self._lock = threading.Lock()
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         """See `DeviceBackend.encode_batch`."""
-        with self._lock, torch.no_grad(), on_device(self.device):
+        with torch.no_grad(), on_device(self.device):
             return [part for wave in self._waves(items) for part in self._encode_wave(wave)]
 
     def _waves(self, items: Sequence[EncodeItem]) -> Iterator[list[EncodeItem]]:
@@ -113,7 +111,7 @@ class TritonBackend:
 
     def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
         """See `DeviceBackend.decode_batch`."""
-        with self._lock, torch.no_grad(), on_device(self.device):
+        with torch.no_grad(), on_device(self.device):
             return self._decode_halving(data, items)
 
     def _decode_halving(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:

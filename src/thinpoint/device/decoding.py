@@ -20,6 +20,8 @@ from thinpoint.errors import MalformedFileError
 
 MAX_ELEMS = 1 << 26
 MAX_BLOCK_SEGMENTS = 1024
+STEPS_AT = 4
+"""Where a prefix says how many steps a segment has."""
 _CODES = {
     f.BAD_COUNTS.value: "word counts do not fit its size",
     f.BAD_STATE.value: "a lane state is out of range",
@@ -68,8 +70,11 @@ def describe_error(code: int) -> str:
 
 
 def fits_device(part: CodedPart) -> bool:
-    """Whether the kernels take a part; longer parts, and segments shorter than any encoder here makes, are the host's."""
-    return part.num_elems <= MAX_ELEMS and part.block_elems <= MAX_BLOCK_SEGMENTS * LANES * 8 * GROUP_ELEMS
+    """Whether the kernels take a part; longer ones, and blocks of more segments than a program opens, are the host's."""
+    # The rest of the prefix is checked later; what is too short here is refused there.
+    steps = int.from_bytes(part.prefix[STEPS_AT : STEPS_AT + 2], "little")
+    segments = -(-min(part.block_elems, part.num_elems) // (LANES * max(steps, 1)))
+    return part.num_elems <= MAX_ELEMS and segments <= MAX_BLOCK_SEGMENTS
 
 
 class RansItems:
@@ -191,7 +196,4 @@ def _checked_prefix(item: DecodeItem) -> RansPrefix:
         raise MalformedFileError(
             "a part coded by symbols has the wrong number of planes", expected=2, actual=part.num_planes
         )
-    prefix = parse_prefix(part.prefix, part.num_elems, part.word_bytes, part.block_elems)
-    if part.block_elems // prefix.segment_elems() > MAX_BLOCK_SEGMENTS:
-        raise MalformedFileError("a block has more segments than can be decoded on a device")
-    return prefix
+    return parse_prefix(part.prefix, part.num_elems, part.word_bytes, part.block_elems)
