@@ -174,7 +174,10 @@ class AtomicWriter:
         self.write_all([buffer])
 
     def write_all(self, buffers: Iterable[Any], map: Mapper = map) -> None:
-        """See `Sink.write_all`: one thread of `map` copies 1 to 3 GB/s into the page cache, several write more."""
+        """See `Sink.write_all`: one thread of `map` copies 1 to 3 GB/s into the page cache.
+
+        Several threads write more where the file system lets them into one file at the same time; tmpfs does not.
+        """
         if self._fd < 0:
             raise UsageError("the file is not open for writing", where=self._name)
         jobs, offset = [], self._written
