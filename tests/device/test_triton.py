@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from device_parts import decode, expect_same, item_of, with_blocks
 
 from thinpoint.codec import plan as planning
@@ -23,6 +25,7 @@ from thinpoint.codec.rans.spec import CODEC_ID
 from thinpoint.codec.transforms.split import SIGN_NONE, SIGN_STORED, Split
 from thinpoint.device import encoding, launch
 from thinpoint.device.backend import TritonBackend
+from thinpoint.device.kernels import code
 from thinpoint.device.select import device_backend, why_not
 from thinpoint.errors import BackendUnavailableError, DigestMismatchError, MalformedFileError, ThinpointError
 
@@ -38,6 +41,27 @@ def normal(length: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     scale = np.exp2(np.repeat(rng.standard_normal(-(-length // 256)) * 3, 256)[:length])
     return (rng.standard_normal(length) * scale).astype(np.float32).view(np.uint32)
+
+
+def rank_rows(rows, ranked, numbers, BALLOT: tl.constexpr):
+    lane = tl.arange(0, 32)
+    at = tl.program_id(0) * 32 + lane
+    rank, number = code.ranks(tl.load(rows + at) != 0, lane, BALLOT)
+    tl.store(ranked + at, rank)
+    tl.store(numbers + tl.program_id(0), number)
+
+
+@pytest.mark.parametrize("ballot", [False, True])
+def test_ranks_by_both_ways(ballot: bool, device: torch.device) -> None:
+    rng = np.random.default_rng(0)
+    flags = rng.random((40, 32)) < np.linspace(0, 1, 40)[:, None]
+    flags[1], flags[1, 31] = False, True
+    rows = torch.from_numpy(flags.astype(np.int32)).to(device)
+    ranked, numbers = torch.empty_like(rows), torch.empty(40, dtype=torch.int32, device=device)
+    # Whether it is interpreted is decided here.
+    triton.jit(rank_rows)[(40,)](rows, ranked, numbers, BALLOT=ballot, num_warps=1)
+    assert np.array_equal(ranked.cpu().numpy(), np.cumsum(flags, 1))
+    assert np.array_equal(numbers.cpu().numpy(), flags.sum(1))
 
 
 @pytest.mark.timeout(900)

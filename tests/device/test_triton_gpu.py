@@ -81,11 +81,11 @@ def test_300_mib_free_are_enough(little_memory: None) -> None:
     expected = [item.words.cpu().numpy() for item in items[:2]]
     for item in items:
         item.words.fill_(0xA5)
-    for item, part in zip(items, parts, strict=True):
+    for i, part in enumerate(parts):
         (out,), (total,) = decode(backend, [part], CUDA)
         assert total == part.raw_digest
-        if item is items[0] or item is items[1]:
-            assert np.array_equal(out, expected[items.index(item)])
+        if i < len(expected):
+            assert np.array_equal(out, expected[i])
 
 
 def test_more_values_than_2_to_the_31(tmp_path: Path) -> None:

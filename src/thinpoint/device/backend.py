@@ -284,7 +284,7 @@ class _BatchCopy:
             means=copies.add(plans.means),
             profiles=copies.add(plans.profiles),
             freqs=copies.add(plans.freqs).reshape(-1, 256),
-            patches=copies.add(batch.patches),
+            patches=copies.add(batch.patches.sort().values),
         )
 
     def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:

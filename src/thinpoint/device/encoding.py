@@ -71,7 +71,7 @@ class Batch:
         raw: the raw plane, uint32. entropy: the entropy plane, uint8.
         entropy_sizes: int64, bytes of each block of the entropy plane, one after the other.
         blocks: the table of blocks on the device, with place and size.
-        patches: int64 on the device, in ascending order.
+        patches: int64 on the device, in any order.
         prefix_bytes: int64, size of each part's prefix.
     """
 
@@ -236,7 +236,7 @@ class Encoder:
             entropy=entropy,
             entropy_sizes=facts.sizes,
             blocks=blocks,
-            patches=patches[: facts.num_patches].sort().values if facts.num_patches else patches[:0],
+            patches=patches[: facts.num_patches],
             prefix_bytes=_prefix_bytes(facts.parts, facts.masks),
         )
         again = self._judge(own, work.assumptions, facts, batch, outcome)

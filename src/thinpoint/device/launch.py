@@ -25,7 +25,7 @@ from thinpoint.device.worklists import (
 ALIGNMENT = 16
 SCAN_GROUPS, SCAN_WARPS = 4, 1
 HISTOGRAM_GROUPS = 16
-PROFILE_ROWS = 128
+PROFILE_ROWS = 32
 TABLE_SLOTS = 32
 DIGEST_WORDS, DIGEST_ROUNDS = 1024, 8
 DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
@@ -42,7 +42,6 @@ def fast_constants(variant: Variant, profile: bool) -> dict[str, Any]:
         "SIGNED": variant.signed,
         "PROFILE": profile,
         "STEPS": SEGMENT_STEPS,
-        "UNROLL": variant.unroll,
     }
 
 

@@ -30,11 +30,6 @@ class Variant:
     def raw_bits(self) -> int:
         return self.low_bits + self.signed
 
-    @property
-    def unroll(self) -> int:
-        """Steps after which the raw bits of a lane fill whole words, and a whole number of groups."""
-        return 16 if self.raw_bits % 2 == 0 else 32
-
 
 FAST = {
     Variant(32, 21, 0, True),  # float32

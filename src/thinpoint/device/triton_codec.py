@@ -128,7 +128,8 @@ class DeviceCodec:
         sizes = np.array([items[i].words.numel() for i in batch.members], np.int64)
         padded = -(-sizes // ALIGNMENT) * ALIGNMENT
         accepted = np.flatnonzero(batch.accepted)
-        budget = max(2 * batch.tables.host.num_scratch, int(padded.max()))
+        # What encoding took is free again.
+        budget = max(sum(self.scratch_bytes(items[i]) for i in batch.members), int(padded.max()))
         wrong = launcher.zeros(len(sizes), torch.int32)
         while accepted.size:
             take = max(int((np.cumsum(padded[accepted]) <= budget).sum()), 1)

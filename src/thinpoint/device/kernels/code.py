@@ -1,10 +1,14 @@
-"""Whole segments, several to a program: symbols, raw bits and rANS in one pass, unrolled for a fixed width of the raw bits."""
+"""Whole segments, two to a program: symbols, raw bits and rANS in one pass, compiled for a fixed width of the raw bits."""
 
 import triton
 import triton.language as tl
 
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.kernels.scan import word_pointer
+
+BALLOT = tl.constexpr(not triton.knobs.runtime.interpret)
+UNROLL = tl.constexpr(4)
+"""Steps in the body of a loop. Triton's time to compile grows with the square."""
 
 
 @triton.jit
@@ -30,17 +34,25 @@ def push_symbol(state, symbol, entries):
 
 
 @triton.jit
-def ranks(flags, last):
-    """(inclusive rank of each set flag in its half, set flags of its half) of 2 x 32 flags: one prefix sum for both halves.
+def num_ones(bits):
+    """Set bits of each uint32, in the form that compilers know as a population count."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    return ((bits * 0x01010101) >> 24).to(tl.int32)
 
-    flags: bool[64]. last: int32[32], all 31.
+
+@triton.jit
+def ranks(flags, lane, BALLOT: tl.constexpr):
+    """(inclusive rank of each set flag, how many are set) of 32 flags.
+
+    lane: int32[32], 0 to 31. BALLOT: by one reduction and a population count, which devices do in few instructions, instead of a
+    prefix sum, which is one in the interpreter.
     """
-    shift = (tl.arange(0, 2) * 16)[:, None]
-    packed = tl.sum(tl.reshape(flags.to(tl.int32), [2, 32]) << shift, 0)
-    prefix = tl.cumsum(packed, 0)
-    total = tl.gather(prefix, last, 0)
-    rank = tl.reshape((prefix[None, :] >> shift) & 0xFFFF, [64])
-    return rank, tl.reshape((total[None, :] >> shift) & 0xFFFF, [64])
+    if BALLOT:
+        ballot = tl.sum(flags.to(tl.uint32) << lane, 0)
+        return num_ones(ballot & ((2 << lane) - 1).to(tl.uint32)), num_ones(ballot)
+    return tl.cumsum(flags.to(tl.int32), 0), tl.sum(flags.to(tl.int32), 0)
 
 
 @triton.jit
@@ -61,26 +73,142 @@ def take_bits(word, SIGN_AT: tl.constexpr, LOW_BITS: tl.constexpr, SHIFT: tl.con
 
 
 @triton.jit
-def push_raw(line, current, bits, J: tl.constexpr, RAW_BITS: tl.constexpr):
-    """Put raw bits of step J before those pushed so far (of later steps); stores words that are full. line: pointers."""
-    at: tl.constexpr = (J * RAW_BITS) % 32
-    number: tl.constexpr = (J * RAW_BITS) // 32
-    if at + RAW_BITS > 32:
-        tl.store(line + (number + 1) * 32, current | (bits >> (32 - at)))
-        current = bits << at
+def put_bits(held, bits, AT: tl.constexpr, RAW_BITS: tl.constexpr):
+    """Three words with bits put in from bit AT on."""
+    first, second, third = held
+    if AT < 32:
+        first |= bits << AT
+        if AT + RAW_BITS > 32:
+            second |= bits >> (32 - AT)
+    elif AT < 64:
+        second |= bits << (AT - 32)
+        if AT + RAW_BITS > 64:
+            third |= bits >> (64 - AT)
     else:
-        current |= bits << at
-    if at == 0:
-        tl.store(line + number * 32, current)
-        current = tl.zeros_like(current)
-    return current
+        third |= bits << (AT - 64)
+    return first, second, third
 
 
 @triton.jit
-def mean_of_halves(means_at, stride, step, half, STEPS: tl.constexpr):
-    """Mean of the group that a step of each half belongs to."""
-    at = means_at + stride * (step // 8)
-    return tl.where(half == 0, tl.load(at), tl.load(at + stride * (STEPS // 8)))
+def store_bits(raw_at, held, carry, step, LAST_WORD: tl.constexpr, RAW_BITS: tl.constexpr):
+    """Store the raw bits of UNROLL steps from `step` on, of which `held` has the lowest 96; later steps are stored already.
+
+    raw_at: pointers to the lanes' first words. carry: the word that the later steps begin in.
+
+    Returns:
+        The word that these steps begin in, not stored yet.
+    """
+    first, second, third = held
+    at = (step * RAW_BITS % 32).to(tl.uint32)
+    word = step * RAW_BITS // 32
+    low_end: tl.constexpr = UNROLL * RAW_BITS // 32
+    high_end: tl.constexpr = (31 + UNROLL * RAW_BITS) // 32
+    end = (at.to(tl.int32) + UNROLL * RAW_BITS) // 32
+    to = raw_at + word * 32
+    for i in tl.static_range(1, high_end + 1):
+        # Shifted twice: a shift by 32 is undefined.
+        if i == 1:
+            full = (second << at) | ((first >> 1) >> (31 - at))
+        elif i == 2:
+            full = (third << at) | ((second >> 1) >> (31 - at))
+        else:
+            full = (third >> 1) >> (31 - at)
+        if i == low_end:
+            full |= tl.where(end == i, carry, 0)
+        elif i == high_end:
+            full |= carry
+        tl.store(to + i * 32, full, mask=(i <= end) & (word + i <= LAST_WORD))
+    if low_end == 0:
+        return (first << at) | tl.where(end == 0, carry, 0)
+    return first << at
+
+
+@triton.jit
+def next_columns(column, row_elems, STEP: tl.constexpr):
+    """Columns of the values one step further, STEP = 32, or one step back, STEP = -32."""
+    column += STEP
+    if STEP < 0:
+        return tl.where(column < 0, column + row_elems, column)
+    return tl.where(column >= row_elems, column - row_elems, column)
+
+
+@triton.jit
+def load_back(words, step):
+    """The values of a step."""
+    return tl.load(words + step * 32).to(tl.uint32)
+
+
+@triton.jit
+def encode_step(
+    word,
+    prediction,
+    window,
+    fill,
+    table,
+    scratch_at,
+    lane,
+    state,
+    count,
+    held,
+    J: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RAW_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SIGNED: tl.constexpr,
+):
+    """Code one value in each lane.
+
+    Returns:
+        The new (state, words so far, raw bits of the steps from J on), and which values have to be patched.
+    """
+    lowest, highest, zero_bad = window
+    top_at: tl.constexpr = SHIFT + LOW_BITS
+    top_bits: tl.constexpr = WIDTH - top_at - (1 if WIDTH > 8 else 0)
+    top = ((word >> top_at) & ((1 << top_bits) - 1)).to(tl.int32)
+    symbol, bad = symbols_of(top, prediction, lowest, highest, zero_bad)
+    if RAW_BITS > 0:
+        bits = take_bits(word, WIDTH - 1, LOW_BITS, SHIFT, SIGNED)
+        held = put_bits(held, bits, J * RAW_BITS, RAW_BITS)
+    emit, new_state = push_symbol(state, tl.where(bad, fill, symbol), table)
+    rank, num = ranks(emit, lane, BALLOT)
+    tl.store((scratch_at + count) + rank, state.to(tl.uint16), mask=emit)
+    return new_state, count + num, held, bad
+
+
+@triton.jit
+def late_patches(
+    words,
+    elems,
+    means_at,
+    stride,
+    base,
+    profile,
+    row_elems,
+    window,
+    patches,
+    num_patches,
+    capacity,
+    part,
+    fields,
+    step,
+    TOP_AT: tl.constexpr,
+    TOP_BITS: tl.constexpr,
+    PROFILE: tl.constexpr,
+):
+    """Look again at steps in which something has to be patched. Seldom."""
+    lowest, highest, zero_bad = window
+    for k in range(UNROLL):
+        late = step + k
+        elem = elems + late * 32
+        top = ((tl.load(words + elem).to(tl.uint32) >> TOP_AT) & ((1 << TOP_BITS) - 1)).to(tl.int32)
+        prediction = tl.load(means_at + stride * (late // 8)) + base
+        if PROFILE:
+            prediction += tl.load(profile + elem % row_elems)
+        _, bad = symbols_of(top, prediction, lowest, highest, zero_bad)
+        num_bad = tl.sum(bad.to(tl.int32), 0)
+        if num_bad > 0:
+            add_patches(patches, num_patches, capacity, part, fields, elem, top, bad, num_bad)
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -105,93 +233,172 @@ def encode_whole(
     SIGNED: tl.constexpr,
     PROFILE: tl.constexpr,
     STEPS: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """Encode two consecutive whole segments of one part, all of whose groups are coded.
 
-    The two halves of every tensor are independent chains that hide each other's latency and share a prefix sum.
+    The two, a and b, are independent chains that hide each other's latency.
 
     programs: int64, first segment of each program. raw: uint32; scratch: uint16; counts: int32, words of each segment;
     states: uint32[segments, 32]; patches: int64, see `add_patches`. SHIFT: trailing zeros.
-    UNROLL x RAW_BITS is a multiple of 32. A program leaves at once if its part is planned otherwise than PROFILE says.
+    STEPS x RAW_BITS is a multiple of 32. A program leaves at once if its part is planned otherwise than PROFILE says.
     """
-    first_segment = tl.load(programs + tl.program_id(0))
-    both = tl.arange(0, 64)
-    lane = both % 32
-    half = both // 32
-    last = tl.arange(0, 32) * 0 + 31
-    rows = segments + (first_segment + half) * f.SEGMENT_COLUMNS
-    part = tl.load(segments + first_segment * f.SEGMENT_COLUMNS + f.SEG_PART)
+    segment = tl.load(programs + tl.program_id(0))
+    row_a = segments + segment * f.SEGMENT_COLUMNS
+    row_b = row_a + f.SEGMENT_COLUMNS
+    part = tl.load(row_a + f.SEG_PART)
     fields = parts + part * f.PART_COLUMNS
     if (tl.load(fields + f.HAS_PROFILE) != 0) != PROFILE:
         return
-    first = (tl.load(segments + first_segment * f.SEGMENT_COLUMNS + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
-    elems = first + half * (STEPS * 32) + lane
+    lane = tl.arange(0, 32)
+    first = (tl.load(row_a + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
+    elems_a = first + lane
+    elems_b = elems_a + STEPS * 32
     words = word_pointer(tl.load(fields + f.ADDRESS), WIDTH)
-    raw_at = raw + (tl.load(rows + f.SEG_RAW_AT) + lane)
+    words_a = words + elems_a
+    words_b = words + elems_b
+    raw_a = raw + (tl.load(row_a + f.SEG_RAW_AT) + lane)
+    raw_b = raw + (tl.load(row_b + f.SEG_RAW_AT) + lane)
     # Ranks count from 1.
-    scratch_at = scratch + (tl.load(rows + f.SEG_SCRATCH_AT) - 1)
+    scratch_a = scratch + (tl.load(row_a + f.SEG_SCRATCH_AT) - 1)
+    scratch_b = scratch + (tl.load(row_b + f.SEG_SCRATCH_AT) - 1)
     stride = tl.load(fields + f.MEANS_STRIDE).to(tl.int32)
-    means_at = means + tl.load(fields + f.MEANS_AT) + stride * (first // 256)
+    means_a = means + tl.load(fields + f.MEANS_AT) + stride * (first // 256)
+    means_b = means_a + stride * (STEPS // 8)
     base = tl.load(fields + f.WINDOW_BASE).to(tl.int32)
-    lowest = tl.load(fields + f.LOWEST).to(tl.int32)
-    highest = tl.load(fields + f.HIGHEST).to(tl.int32)
     zero_bad = tl.load(fields + f.ZERO_PRESENT) == 0
     fill = tl.load(fields + f.FILL).to(tl.int32)
+    window = (tl.load(fields + f.LOWEST).to(tl.int32), tl.load(fields + f.HIGHEST).to(tl.int32), zero_bad)
     table = entries + part * f.SYMBOLS
     top_at: tl.constexpr = SHIFT + LOW_BITS
     top_bits: tl.constexpr = WIDTH - top_at - (1 if WIDTH > 8 else 0)
     row_elems = tl.load(fields + f.ROW_ELEMS).to(tl.int32)
     profile = profiles + tl.load(fields + f.PROFILE_AT)
     if PROFILE:
-        column = (elems + (STEPS - 1) * 32) % row_elems
+        column_a = (elems_a + (STEPS - 1) * 32) % row_elems
+        column_b = (elems_b + (STEPS - 1) * 32) % row_elems
 
-    state = tl.full([64], f.STATE_LOW, tl.uint32)
-    count = tl.zeros([64], tl.int32)
+    state_a = tl.full([32], f.STATE_LOW, tl.uint32)
+    state_b = tl.full([32], f.STATE_LOW, tl.uint32)
+    count_a = segment.to(tl.int32) * 0
+    count_b = count_a
+    # Values are loaded two steps before they are coded.
+    word_a, next_a = load_back(words_a, STEPS - 1), load_back(words_a, STEPS - 2)
+    word_b, next_b = load_back(words_b, STEPS - 1), load_back(words_b, STEPS - 2)
+    last_word: tl.constexpr = STEPS * RAW_BITS // 32 - 1
+    none = tl.zeros([32], tl.uint32)
+    carry_a = none
+    carry_b = none
     for chunk in range(STEPS // UNROLL):
         step = STEPS - UNROLL * (chunk + 1)
-        current = tl.zeros([64], tl.uint32)
-        any_bad = tl.zeros([64], tl.int1)
-        line = raw_at + (step * RAW_BITS // 32) * 32
+        any_bad = tl.zeros([32], tl.int1)
+        held_a = (none, none, none)
+        held_b = (none, none, none)
+        mean_a = tl.load(means_a + stride * (step // 8)) + base
+        mean_b = tl.load(means_b + stride * (step // 8)) + base
+        from_a = words_a + step * 32
+        from_b = words_b + step * 32
         for j in tl.static_range(UNROLL - 1, -1, -1):
-            if j % 8 == 7:
-                mean = mean_of_halves(means_at, stride, step + j, half, STEPS) + base
-            word = tl.load(words + (elems + (step + j) * 32)).to(tl.uint32)
-            top = ((word >> top_at) & ((1 << top_bits) - 1)).to(tl.int32)
-            prediction = mean
+            if j >= 2:
+                later_a = tl.load(from_a + (j - 2) * 32).to(tl.uint32)
+                later_b = tl.load(from_b + (j - 2) * 32).to(tl.uint32)
+            else:
+                later_a = load_back(words_a, tl.maximum(step + j - 2, 0))
+                later_b = load_back(words_b, tl.maximum(step + j - 2, 0))
+            prediction_a = lane * 0 + mean_a
+            prediction_b = lane * 0 + mean_b
             if PROFILE:
-                prediction = mean + tl.load(profile + column)
-                column -= 32
-                column = tl.where(column < 0, column + row_elems, column)
-            symbol, bad = symbols_of(top, prediction, lowest, highest, zero_bad)
-            any_bad = any_bad | bad
-            if RAW_BITS > 0:
-                bits = take_bits(word, WIDTH - 1, LOW_BITS, SHIFT, SIGNED)
-                current = push_raw(line, current, bits, j, RAW_BITS)
-            old = state
-            emit, state = push_symbol(state, tl.where(bad, fill, symbol), table)
-            rank, num = ranks(emit, last)
-            tl.store(scratch_at + (count + rank), old.to(tl.uint16), mask=emit)
-            count += num
+                prediction_a += tl.load(profile + column_a)
+                prediction_b += tl.load(profile + column_b)
+                column_a = next_columns(column_a, row_elems, -32)
+                column_b = next_columns(column_b, row_elems, -32)
+            state_a, count_a, held_a, bad_a = encode_step(
+                word_a,
+                prediction_a,
+                window,
+                fill,
+                table,
+                scratch_a,
+                lane,
+                state_a,
+                count_a,
+                held_a,
+                j,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+            )
+            state_b, count_b, held_b, bad_b = encode_step(
+                word_b,
+                prediction_b,
+                window,
+                fill,
+                table,
+                scratch_b,
+                lane,
+                state_b,
+                count_b,
+                held_b,
+                j,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+            )
+            any_bad = any_bad | bad_a | bad_b
+            word_a, next_a = next_a, later_a
+            word_b, next_b = next_b, later_b
+        if RAW_BITS > 0:
+            carry_a = store_bits(raw_a, held_a, carry_a, step, last_word, RAW_BITS)
+            carry_b = store_bits(raw_b, held_b, carry_b, step, last_word, RAW_BITS)
         if tl.max(any_bad.to(tl.int32), 0) > 0:
-            # Seldom: look again for what has to be patched.
-            for k in range(UNROLL):
-                late = step + k
-                late_elem = elems + late * 32
-                late_top = ((tl.load(words + late_elem).to(tl.uint32) >> top_at) & ((1 << top_bits) - 1)).to(
-                    tl.int32
-                )
-                late_prediction = mean_of_halves(means_at, stride, late, half, STEPS) + base
-                if PROFILE:
-                    late_prediction += tl.load(profile + late_elem % row_elems)
-                _, late_bad = symbols_of(late_top, late_prediction, lowest, highest, zero_bad)
-                num_bad = tl.sum(late_bad.to(tl.int32), 0)
-                if num_bad > 0:
-                    add_patches(
-                        patches, num_patches, capacity, part, fields, late_elem, late_top, late_bad, num_bad
-                    )
-    tl.store(states + (first_segment * 32 + both), state)
-    tl.store(counts + (first_segment + half), count, mask=lane == 0)
+            late_patches(
+                words,
+                elems_a,
+                means_a,
+                stride,
+                base,
+                profile,
+                row_elems,
+                window,
+                patches,
+                num_patches,
+                capacity,
+                part,
+                fields,
+                step,
+                top_at,
+                top_bits,
+                PROFILE,
+            )
+            late_patches(
+                words,
+                elems_b,
+                means_b,
+                stride,
+                base,
+                profile,
+                row_elems,
+                window,
+                patches,
+                num_patches,
+                capacity,
+                part,
+                fields,
+                step,
+                top_at,
+                top_bits,
+                PROFILE,
+            )
+    if RAW_BITS > 0:
+        tl.store(raw_a, carry_a)
+        tl.store(raw_b, carry_b)
+    tl.store(states + segment * 32 + lane, state_a)
+    tl.store(states + (segment + 1) * 32 + lane, state_b)
+    tl.store(counts + segment, count_a)
+    tl.store(counts + segment + 1, count_b)
 
 
 @triton.jit
@@ -219,17 +426,59 @@ def refill(state, need, at, words):
 
 
 @triton.jit
-def pull_raw(line, current, J: tl.constexpr, RAW_BITS: tl.constexpr):
-    """(raw bits of step J, word that the next step begins in). line: pointers."""
-    at: tl.constexpr = (J * RAW_BITS) % 32
-    number: tl.constexpr = (J * RAW_BITS) // 32
-    if at == 0:
-        current = tl.load(line + number * 32)
-    bits = current >> at
-    if at + RAW_BITS > 32:
-        current = tl.load(line + (number + 1) * 32)
-        bits |= current << (32 - at)
-    return bits & ((1 << RAW_BITS) - 1), current
+def read_ahead(words, left, lane):
+    """Read a word of each of the next 32 sectors of 32 bytes, so that they are near when steps ask for their words.
+
+    A step takes about 20 bytes and cannot know which before the one before it is done.
+    """
+    at = left - 16 * lane
+    return tl.load(words + at, mask=at > 0, other=0).to(tl.uint32)
+
+
+@triton.jit
+def load_bits(raw_at, step, LAST_WORD: tl.constexpr, RAW_BITS: tl.constexpr):
+    """The four words of each lane from that on which a step begins in."""
+    word = step * RAW_BITS // 32
+    more: tl.constexpr = (31 + UNROLL * RAW_BITS) // 32
+    first = tl.load(raw_at + tl.minimum(word, LAST_WORD) * 32)
+    second = tl.load(raw_at + tl.minimum(word + 1, LAST_WORD) * 32)
+    third = second
+    fourth = second
+    if more > 1:
+        third = tl.load(raw_at + tl.minimum(word + 2, LAST_WORD) * 32)
+    if more > 2:
+        fourth = tl.load(raw_at + tl.minimum(word + 3, LAST_WORD) * 32)
+    return first, second, third, fourth
+
+
+@triton.jit
+def align_bits(loaded, step, RAW_BITS: tl.constexpr):
+    """Three words that begin with the bits of a step, from the four that `load_bits` found."""
+    first, second, third, fourth = loaded
+    at = (step * RAW_BITS % 32).to(tl.uint32)
+    # Shifted twice: a shift by 32 is undefined.
+    return (
+        (first >> at) | ((second << 1) << (31 - at)),
+        (second >> at) | ((third << 1) << (31 - at)),
+        (third >> at) | ((fourth << 1) << (31 - at)),
+    )
+
+
+@triton.jit
+def get_bits(held, AT: tl.constexpr, RAW_BITS: tl.constexpr):
+    """Bits from bit AT of three words on."""
+    first, second, third = held
+    if AT < 32:
+        bits = first >> AT
+        if AT + RAW_BITS > 32:
+            bits |= second << (32 - AT)
+    elif AT < 64:
+        bits = second >> (AT - 32)
+        if AT + RAW_BITS > 64:
+            bits |= third << (64 - AT)
+    else:
+        bits = third >> (AT - 64)
+    return bits & ((1 << RAW_BITS) - 1)
 
 
 @triton.jit
@@ -256,6 +505,35 @@ def join(
 
 
 @triton.jit
+def decode_step(
+    prediction,
+    table,
+    slots,
+    words_at,
+    sign,
+    lane,
+    state,
+    left,
+    held,
+    J: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RAW_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SIGNED: tl.constexpr,
+):
+    """One value of each lane: (word, and the new state, words left). held: raw bits of UNROLL steps, of which this is the Jth."""
+    bits = tl.zeros([32], tl.uint32)
+    if RAW_BITS > 0:
+        bits = get_bits(held, J * RAW_BITS, RAW_BITS)
+    symbol, state, need = pull_symbol(state, table, slots)
+    rank, num = ranks(need, lane, BALLOT)
+    left -= num
+    state = refill(state, need, left + rank, words_at)
+    return join(symbol, prediction, bits, sign, WIDTH, LOW_BITS, SHIFT, SIGNED), state, left
+
+
+@triton.jit
 def decode_whole(
     programs,
     segments,
@@ -275,29 +553,30 @@ def decode_whole(
     SIGNED: tl.constexpr,
     PROFILE: tl.constexpr,
     STEPS: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """Decode what `encode_whole` made into the words at the part's address; patches are left to `apply_patches`.
 
     tables: uint32[parts, TABLE_WORDS]. entropy_words, entropy_states: the same bytes as uint16 and uint32. counts: int32, checked
-    by `open_blocks`. errors: int32, or-ed for each part. Reads and writes stay inside of the segments whatever the bytes say.
+    by `open_blocks`; overwritten. errors: int32, or-ed for each part. Whatever the bytes say, reads and writes stay inside of
+    the segments.
     """
-    first_segment = tl.load(programs + tl.program_id(0))
-    both = tl.arange(0, 64)
-    lane = both % 32
-    half = both // 32
-    last = tl.arange(0, 32) * 0 + 31
-    rows = segments + (first_segment + half) * f.SEGMENT_COLUMNS
-    part = tl.load(segments + first_segment * f.SEGMENT_COLUMNS + f.SEG_PART)
+    segment = tl.load(programs + tl.program_id(0))
+    row_a = segments + segment * f.SEGMENT_COLUMNS
+    row_b = row_a + f.SEGMENT_COLUMNS
+    part = tl.load(row_a + f.SEG_PART)
     fields = parts + part * f.PART_COLUMNS
     if ((tl.load(fields + f.HAS_PROFILE) != 0) != PROFILE) | (tl.load(fields + f.SINGLE) >= 0):
         return
-    first = (tl.load(segments + first_segment * f.SEGMENT_COLUMNS + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
-    elems = first + half * (STEPS * 32) + lane
+    lane = tl.arange(0, 32)
+    first = (tl.load(row_a + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
+    elems_a = first + lane
+    elems_b = elems_a + STEPS * 32
     words = word_pointer(tl.load(fields + f.ADDRESS), WIDTH)
-    raw_at = raw + (tl.load(rows + f.SEG_RAW_AT) + lane)
+    raw_a = raw + (tl.load(row_a + f.SEG_RAW_AT) + lane)
+    raw_b = raw + (tl.load(row_b + f.SEG_RAW_AT) + lane)
     stride = tl.load(fields + f.MEANS_STRIDE).to(tl.int32)
-    means_at = means + tl.load(fields + f.MEANS_AT) + stride * (first // 256)
+    means_a = means + tl.load(fields + f.MEANS_AT) + stride * (first // 256)
+    means_b = means_a + stride * (STEPS // 8)
     base = tl.load(fields + f.WINDOW_BASE).to(tl.int32)
     sign = tl.load(fields + f.SIGN_VALUE).to(tl.uint32)
     table = tables + part * f.TABLE_WORDS
@@ -305,34 +584,86 @@ def decode_whole(
     if PROFILE:
         row_elems = tl.load(fields + f.ROW_ELEMS).to(tl.int32)
         profile = profiles + tl.load(fields + f.PROFILE_AT)
-        column = elems % row_elems
+        column_a = elems_a % row_elems
+        column_b = elems_b % row_elems
 
-    words_at = entropy_words + (tl.load(rows + f.SEG_WORDS_AT) - 1)
-    left = tl.load(counts + (first_segment + half))
-    state = tl.load(entropy_states + (tl.load(rows + f.SEG_STATES_AT) + lane))
-    bad_state = (state < f.STATE_LOW) | (state >= (1 << 31))
+    entropy_a = entropy_words + (tl.load(row_a + f.SEG_WORDS_AT) - 1)
+    entropy_b = entropy_words + (tl.load(row_b + f.SEG_WORDS_AT) - 1)
+    left_a = tl.load(counts + segment)
+    left_b = tl.load(counts + segment + 1)
+    state_a = tl.load(entropy_states + (tl.load(row_a + f.SEG_STATES_AT) + lane))
+    state_b = tl.load(entropy_states + (tl.load(row_b + f.SEG_STATES_AT) + lane))
+    bad_state = (
+        (state_a < f.STATE_LOW) | (state_a >= (1 << 31)) | (state_b < f.STATE_LOW) | (state_b >= (1 << 31))
+    )
+    last_word: tl.constexpr = STEPS * RAW_BITS // 32 - 1
+    # Raw bits are loaded UNROLL steps before they are needed.
+    loaded_a = (state_a, state_a, state_a, state_a)
+    loaded_b = (state_b, state_b, state_b, state_b)
+    if RAW_BITS > 0:
+        loaded_a = load_bits(raw_a, left_a * 0, last_word, RAW_BITS)
+        loaded_b = load_bits(raw_b, left_a * 0, last_word, RAW_BITS)
+    ahead = tl.zeros([32], tl.uint32)
     for chunk in range(STEPS // UNROLL):
         step = UNROLL * chunk
-        current = tl.zeros([64], tl.uint32)
-        line = raw_at + (step * RAW_BITS // 32) * 32
+        if chunk % 4 == 0:
+            ahead ^= read_ahead(entropy_a, left_a, lane) ^ read_ahead(entropy_b, left_b, lane)
+        held_a = align_bits(loaded_a, step, RAW_BITS)
+        held_b = align_bits(loaded_b, step, RAW_BITS)
+        if RAW_BITS > 0:
+            loaded_a = load_bits(raw_a, step + UNROLL, last_word, RAW_BITS)
+            loaded_b = load_bits(raw_b, step + UNROLL, last_word, RAW_BITS)
+        to_a = words + (elems_a + step * 32)
+        to_b = words + (elems_b + step * 32)
+        mean_a = tl.load(means_a + stride * (step // 8)) + base
+        mean_b = tl.load(means_b + stride * (step // 8)) + base
         for j in tl.static_range(UNROLL):
-            if j % 8 == 0:
-                mean = mean_of_halves(means_at, stride, step + j, half, STEPS) + base
-            bits = tl.zeros([64], tl.uint32)
-            if RAW_BITS > 0:
-                bits, current = pull_raw(line, current, j, RAW_BITS)
-            symbol, state, need = pull_symbol(state, table, slots)
-            rank, num = ranks(need, last)
-            left -= num
-            state = refill(state, need, left + rank, words_at)
-            prediction = mean
+            prediction_a = lane * 0 + mean_a
+            prediction_b = lane * 0 + mean_b
             if PROFILE:
-                prediction = mean + tl.load(profile + column)
-                column += 32
-                column = tl.where(column >= row_elems, column - row_elems, column)
-            word = join(symbol, prediction, bits, sign, WIDTH, LOW_BITS, SHIFT, SIGNED)
-            tl.store(words + (elems + (step + j) * 32), word.to(words.dtype.element_ty))
-    bad_end = (state != f.STATE_LOW) | (left != 0)
+                prediction_a += tl.load(profile + column_a)
+                prediction_b += tl.load(profile + column_b)
+                column_a = next_columns(column_a, row_elems, 32)
+                column_b = next_columns(column_b, row_elems, 32)
+            word_a, state_a, left_a = decode_step(
+                prediction_a,
+                table,
+                slots,
+                entropy_a,
+                sign,
+                lane,
+                state_a,
+                left_a,
+                held_a,
+                j,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+            )
+            word_b, state_b, left_b = decode_step(
+                prediction_b,
+                table,
+                slots,
+                entropy_b,
+                sign,
+                lane,
+                state_b,
+                left_b,
+                held_b,
+                j,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+            )
+            tl.store(to_a + j * 32, word_a.to(words.dtype.element_ty))
+            tl.store(to_b + j * 32, word_b.to(words.dtype.element_ty))
+    # Only to have them used: otherwise the compiler would drop the reads.
+    tl.store(counts + segment, tl.max(ahead, 0).to(tl.int32))
+    bad_end = (state_a != f.STATE_LOW) | (left_a != 0) | (state_b != f.STATE_LOW) | (left_b != 0)
     flags = tl.max(tl.where(bad_state, f.BAD_STATE, 0) | tl.where(bad_end, f.BAD_END, 0), 0)
     if flags != 0:
         tl.atomic_or(errors + part, flags)

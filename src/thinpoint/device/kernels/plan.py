@@ -76,7 +76,9 @@ def column_sums(tiles, parts, means, profiles, COLUMNS: tl.constexpr, ROWS: tl.c
     count = tl.zeros([COLUMNS], tl.int32)
     for first in range(0, 512, ROWS):
         i = first + tl.arange(0, ROWS).to(tl.int64)
-        elem = (i * rows // fitted).to(tl.int32)[:, None] * row_elems.to(tl.int32) + column[None, :]
+        # i x rows // fitted: a division of 64 bits would take longer than all the rest.
+        sampled = tl.where(rows > f.MAX_PROFILE_ROWS, i * rows // f.MAX_PROFILE_ROWS, i)
+        elem = sampled.to(tl.int32)[:, None] * row_elems.to(tl.int32) + column[None, :]
         use = (i < fitted)[:, None] & inside[None, :]
         top = load_tops(fields, elem, use, word_bits)
         mean = tl.load(means + means_at + elem // f.GROUP, mask=use, other=0)
