@@ -1,4 +1,4 @@
-"""What a place for bytes must offer: a sink that takes one file front to back, a source that gives ranges, a store of many files."""
+"""What a place for bytes must offer: a sink for one file front to back, a source of ranges, a store of many files."""
 
 from __future__ import annotations
 
