@@ -82,20 +82,39 @@ class ThinCoder:
 
     Args:
         codec: a `thinpoint.device.triton_codec.DeviceCodec`.
-        batches: the parts, each list encoded in one call.
+        batches: the parts, each list a wave.
         digest: compute checksums of the raw bits, both ways.
         prove: decode and compare what was encoded, as part of encoding.
+        ahead: launch a wave before the one before it is done: two are in flight.
     """
 
-    def __init__(self, codec: Any, batches: Sequence[list[EncodeItem]], *, digest: bool, prove: bool) -> None:
+    def __init__(
+        self,
+        codec: Any,
+        batches: Sequence[list[EncodeItem]],
+        *,
+        digest: bool,
+        prove: bool,
+        ahead: bool = False,
+    ) -> None:
         self.codec, self.batches, self.digest, self.prove = codec, batches, digest, prove
+        self.ahead = ahead
         self.waves: list[Any] = []
         self.outs = [[torch.empty_like(item.words) for item in batch] for batch in batches]
 
     def encode(self) -> None:
         self.waves = []
+        options = {"digest": self.digest, "prove": self.prove}
+        flight = None
         for batch in self.batches:
-            self.waves.append(self.codec.encode(batch, digest=self.digest, prove=self.prove))
+            if flight is not None and not self.ahead:
+                self.waves.append(self.codec.finish(flight, **options))
+                flight = None
+            begun = self.codec.begin(batch)
+            if flight is not None:
+                self.waves.append(self.codec.finish(flight, **options))
+            flight = begun
+        self.waves.append(self.codec.finish(flight, **options))
 
     def stored_bytes(self) -> int:
         return sum(wave.stored_bytes for wave in self.waves)
@@ -148,6 +167,14 @@ def batches_of(items: list[EncodeItem], max_bytes: int) -> list[list[EncodeItem]
     return batches
 
 
+def waves_of(items: list[EncodeItem], in_flight_bytes: int) -> tuple[list[list[EncodeItem]], bool]:
+    """(waves, whether the next may begin before one is done) so that at most so many raw bytes are in flight, or one item."""
+    whole = batches_of(items, in_flight_bytes)
+    if len(whole) == 1 or max(item.words.numel() for item in items) > in_flight_bytes // 2:
+        return whole, False
+    return batches_of(items, in_flight_bytes // 2), True
+
+
 def measure(coder: Coder, raw_bytes: int, device: torch.device, num_repeats: int) -> Row:
     """Size and rates, or an error if a bit did not come back; the first round only warms up."""
     encode, decode = [], []
@@ -178,9 +205,8 @@ def thin_rows(items: list[EncodeItem], device: torch.device, settings: Settings)
         for digest, prove in settings.modes:
 
             def run(in_flight: int = in_flight, digest: bool = digest, prove: bool = prove) -> Row:
-                coder = ThinCoder(
-                    device_codec(device), batches_of(items, in_flight), digest=digest, prove=prove
-                )
+                waves, ahead = waves_of(items, in_flight)
+                coder = ThinCoder(device_codec(device), waves, digest=digest, prove=prove, ahead=ahead)
                 return measure(coder, raw_bytes, device, settings.num_repeats)
 
             row = {"name": "thinpoint", "in_flight_bytes": in_flight, "digest": digest, "prove": prove}

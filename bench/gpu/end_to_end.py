@@ -184,7 +184,7 @@ def measure(saver: Saver, state: Any, place: Place, device: torch.device) -> Row
             memory.start()
             save_s.append(timed(lambda: saver.save(state, path), device).wall)
             save_peaks.append(memory.stop())
-            stored_bytes = _stored_bytes(path)
+            stored_bytes = bytes_on_disk(path)
             if place.drop_cache:
                 _drop_cache(path)
             like = blank_copy(state) if saver.in_place else None
@@ -193,7 +193,7 @@ def measure(saver: Saver, state: Any, place: Place, device: torch.device) -> Row
             if on_device is not None and not saver.in_place:
                 on_device -= sum(t.nbytes for t in originals if t.device == device) / 2**20
             load_peaks.append((host, on_device))
-            if not _same(originals, tensors_of(loaded)):
+            if not same(originals, tensors_of(loaded)):
                 return {"error": "not exact: bits came back changed"}
             del loaded, like
     finally:
@@ -270,7 +270,7 @@ def filesystem(folder: Path) -> str:
     return kind
 
 
-def _same(expected: list[Tensor], actual: list[Tensor]) -> bool:
+def same(expected: list[Tensor], actual: list[Tensor]) -> bool:
     return len(expected) == len(actual) and all(
         a.dtype == b.dtype
         and a.shape == b.shape
@@ -284,7 +284,7 @@ def _files(path: Path) -> list[Path]:
     return [found for found in path.rglob("*") if found.is_file()] if path.is_dir() else [path]
 
 
-def _stored_bytes(path: Path) -> int:
+def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in _files(path))
 
 

@@ -61,9 +61,24 @@ def main_peers(dtype: str) -> list[Peer]:
     ]
 
 
+class _Memory:
+    """Device memory for `torch.as_tensor`: an nvCOMP array gives its DLPack capsule once, maybe of a type torch does not know."""
+
+    def __init__(self, array: Any) -> None:
+        self.owner = array
+        address = array.__cuda_array_interface__["data"][0]
+        size = int(array.buffer_size)
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
 def _torch(array: Any) -> Tensor:
     """An nvCOMP array on the device as flat uint8, the same memory."""
-    return torch.from_dlpack(array.to_dlpack()).reshape(-1).view(torch.uint8)
+    return torch.as_tensor(_Memory(array), device="cuda")
 
 
 def _viewed(words: Tensor, peer: Peer) -> Tensor:

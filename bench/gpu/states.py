@@ -1,12 +1,10 @@
 """The training states that are measured: models trained on this machine's GPU, and what is derived from them.
 
-Text is the source of Python's standard library, byte by byte. Parameters are FP32 under BF16 autocast, the optimizer
-is AdamW with betas 0.9 and 0.95.
+Text is the source of Python's standard library, byte by byte.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.model import LanguageModel, ModelConfig
+from bench.gpu.model import ModelConfig
+from bench.gpu.training import Recipe, Trainer
 from torch import Tensor
 
 from thinpoint.demo.corpus import corpus_bytes
@@ -27,25 +26,6 @@ COMPONENTS = ("w", "m", "v", "w bf16", "g bf16", "w fp8")
 _TEXT_BYTES = 64_000_000
 _TUNING_TEXT_BYTES = 2_000_000
 _FP8_MAX = 448.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a state is made.
-
-    Attributes:
-        model: the model's shape.
-        num_steps: steps of the optimizer; fewer if `max_seconds` pass before.
-        batch: sequences of the model's context in a step.
-        learning_rate: the highest, after `num_steps` / 8 steps of warm-up; a cosine takes it to a tenth.
-        max_seconds: of training.
-    """
-
-    model: ModelConfig
-    num_steps: int
-    batch: int
-    learning_rate: float
-    max_seconds: float = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +119,6 @@ def text(device: torch.device, tuning: bool) -> Tensor:
     return part.to(device)
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """The rate of a step, counted from 0."""
-    warm = min(1.0, (step + 1) / max(1, recipe.num_steps // 8))
-    return recipe.learning_rate * warm * (0.55 + 0.45 * math.cos(math.pi * step / recipe.num_steps))
-
-
 def train(recipe: Recipe, data: Tensor, start: Mapping[str, Tensor] | None = None) -> State:
     """A state with components w, m, v and g bf16 (the last step's gradients, clipped).
 
@@ -152,36 +126,13 @@ def train(recipe: Recipe, data: Tensor, start: Mapping[str, Tensor] | None = Non
         data: uint8, flat, on the device to train on.
         start: weights by parameter name; else they are drawn.
     """
-    device = data.device
-    torch.manual_seed(0)
-    model = LanguageModel(recipe.model).to(device)
-    if start is not None:
-        model.load_state_dict(start)
-    named = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(
-        named.values(),
-        lr=recipe.learning_rate,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
-        fused=device.type == "cuda",
-    )
-    draws = torch.Generator().manual_seed(1)
-    window = torch.arange(recipe.model.context + 1, device=device)
+    trainer = Trainer(recipe, data, start)
     begin = time.perf_counter()
-    num_steps, loss = 0, torch.zeros(())
-    while num_steps < recipe.num_steps and time.perf_counter() - begin < recipe.max_seconds:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, num_steps)
-        starts = torch.randint(len(data) - len(window), (recipe.batch, 1), generator=draws).to(device)
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = model(data[starts + window].long())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        num_steps += 1
-    last_loss = loss.item()
-    moments = {name: optimizer.state[parameter] for name, parameter in named.items()}
+    while trainer.num_steps < recipe.num_steps and time.perf_counter() - begin < recipe.max_seconds:
+        trainer.step()
+    last_loss = trainer.loss.item()
+    named = trainer.named
+    moments = {name: trainer.optimizer.state[parameter] for name, parameter in named.items()}
     components = {
         "w": {name: parameter.detach() for name, parameter in named.items()},
         "m": {name: values["exp_avg"] for name, values in moments.items()},
@@ -191,7 +142,7 @@ def train(recipe: Recipe, data: Tensor, start: Mapping[str, Tensor] | None = Non
     about = {
         "recipe": asdict(recipe),
         "num_parameters": sum(parameter.numel() for parameter in named.values()),
-        "num_steps": num_steps,
+        "num_steps": trainer.num_steps,
         "loss": last_loss,
         "seconds": time.perf_counter() - begin,
     }

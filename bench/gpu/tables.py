@@ -312,7 +312,63 @@ def render_states(record: Row, brief: bool) -> list[str]:
     return [table(["state", "parameters", "steps", "loss", "GB", "% zeros in v"], rows)]
 
 
-_RENDERERS = {"gpu-states": render_states, "gpu-codec": render_codec, "gpu-e2e": render_end_to_end}
+def render_stall(record: Row, brief: bool) -> list[str]:
+    """How long training stood still."""
+    rows = []
+    for row in record["rows"]:
+        if "error" in row:
+            rows.append([row["name"], *["failed"] * 6])
+            continue
+        meanwhile = row["steps_meanwhile"]
+        rows.append(
+            [
+                row["name"],
+                number(row["raw_bytes"] / row["stored_bytes"], 3) + "x",
+                number(row["stall"]["median"] * 1e3, 0),
+                number(row["durable"]["median"] * 1e3, 0),
+                number(row["first"]["stall"] * 1e3, 0),
+                number(row["step_alone"] * 1e3, 1),
+                number(meanwhile["median"] * 1e3 if meanwhile else None, 1),
+            ]
+        )
+    headings = ["ms", "ratio", "stall", "durable after", "first stall", "step alone", "step meanwhile"]
+    blocks = ["#### Stall of a save, a model in training", table(headings, rows)]
+    if target := record.get("target"):
+        blocks.append(
+            f"Compressed bytes over the link ({record['link_gb_per_s']:.1f} GB/s) take "
+            f"{target['compressed_over_link_s'] * 1e3:.0f} ms; the asynchronous save stalls for "
+            f"{target['stall_over_that']:.2f} times that; target 1.15: {'met' if target['met'] else 'missed'}."
+        )
+    return blocks
+
+
+def render_throttled(record: Row, brief: bool) -> list[str]:
+    """Saves and loads at storage of given rates."""
+
+    def cells(row: Row, codec: str, verb: str) -> list[str]:
+        found = row.get(codec, {}).get(verb)
+        if not found or "error" in found:
+            return [NONE if not found else "failed", NONE]
+        return [number(found["seconds"]["median"] * 1e3, 0), number(found["over_storage"], 2)]
+
+    blocks = []
+    for verb in ("save", "load"):
+        rows = [
+            [number(row["gb_per_s"], 0), *cells(row, "thin", verb), *cells(row, "raw", verb)]
+            for row in record["rows"]
+        ]
+        headings = ["storage, GB/s", "thinpoint: ms", "over storage alone", "raw: ms", "over storage alone"]
+        blocks += [f"#### {verb.capitalize()} at storage of a given rate", table(headings, rows)]
+    return blocks
+
+
+_RENDERERS = {
+    "gpu-states": render_states,
+    "gpu-codec": render_codec,
+    "gpu-e2e": render_end_to_end,
+    "gpu-stall": render_stall,
+    "gpu-throttled": render_throttled,
+}
 
 
 def render(records: Iterable[Row], *, brief: bool = False) -> str:

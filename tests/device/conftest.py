@@ -34,9 +34,9 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 32 steps for every backend, so that a few thousand values make several blocks."""
     from thinpoint.codec import plan, raw
     from thinpoint.codec.rans import encoder
-    from thinpoint.device import backend, encoding, launch, tables
+    from thinpoint.device import launch, outgoing, runs, tables
 
-    for module in (plan, encoder, encoding, launch, tables, backend, raw):
+    for module in (plan, encoder, runs, launch, tables, outgoing, raw):
         for name, value in (("SEGMENT_STEPS", 32), ("SEGMENT_ELEMS", 1024), ("BLOCK_ELEMS", 8192)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)

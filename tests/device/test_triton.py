@@ -24,6 +24,7 @@ from thinpoint.codec.rans import cpu, encoder
 from thinpoint.codec.rans.spec import CODEC_ID
 from thinpoint.codec.transforms.split import SIGN_NONE, SIGN_STORED, Split
 from thinpoint.device import encoding, launch
+from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
 from thinpoint.device.kernels import code
 from thinpoint.device.select import device_backend, why_not
@@ -140,10 +141,33 @@ def test_more_patches_than_there_was_room_for(
     words = normal(6000)
     words[::37] = np.float32(1e-38).view(np.uint32)
     words[5::41] = np.float32(3e38).view(np.uint32)
-    monkeypatch.setattr(encoding, "MIN_PATCHES", 3)
+    monkeypatch.setattr(runs_room, "MIN_PATCHES", 3)
     (part,) = TritonBackend(device, prove=True).encode_batch([item_of(words, F32, device)])
     expect_same(part, words, F32)
     assert np.frombuffer(part.prefix[24:28], "<u4")[0] > 100
+
+
+def test_what_was_true_is_taken_for_granted_the_next_time(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    launch_run = runs_room.Runner.launch
+
+    def counted(self: runs_room.Runner, items: list, members: np.ndarray, work: object) -> object:  # type: ignore[type-arg]
+        runs.append(members.size)
+        return launch_run(self, items, members, work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs_room.Runner, "launch", counted)
+    backend = TritonBackend(device, prove=False)
+    weight = PartSpec(dtype="float32", role="weight")
+    scales = np.abs(normal(700).view(np.float32)).view(np.uint32)
+    both = [scales, normal(600)]
+    for made, expected in ((both, [2, 1]), (both, [2]), ([normal(700), normal(600)], [2, 1]), (both, [2, 1])):
+        runs.clear()
+        parts = backend.encode_batch([item_of(words, weight, device) for words in made])
+        assert runs == expected
+        for part, words in zip(parts, made, strict=True):
+            expect_same(part, words, weight)
 
 
 def test_a_part_that_does_not_decode_is_stored_raw_and_logged(

@@ -10,18 +10,15 @@ import torch
 
 from thinpoint.codec import raw
 from thinpoint.codec.backend import HostBackend, get_backend
-from thinpoint.codec.contract import WORD_DTYPES, EncodedPart, serial_map
+from thinpoint.codec.contract import WORD_DTYPES, EncodedPart
 from thinpoint.codec.nvcomp import ANS_ID
-from thinpoint.codec.plan import BLOCK_ELEMS
 from thinpoint.codec.rans.spec import CODEC_ID as RANS_ID
-from thinpoint.device.contract import DecodeItem, EncodeItem, at_item, item_named
+from thinpoint.device.contract import DecodeItem, EncodeItem, PendingParts, at_item, item_named
 from thinpoint.device.decoding import RansItems, describe_error, fits_device
-from thinpoint.device.encoding import Batch
-from thinpoint.device.kernels import fields as f
-from thinpoint.device.prefixes import HostPlans, prefix_of
+from thinpoint.device.outgoing import Outgoing, OutgoingWave, OutgoingWords, Pending
 from thinpoint.device.tables import starts
-from thinpoint.device.transfers import HostCopies, OutOfMemory, as_bytes, free_bytes, on_device
-from thinpoint.device.triton_codec import DeviceCodec, DeviceWave, fill_words
+from thinpoint.device.transfers import HostCopies, OutOfMemory, free_bytes, on_device
+from thinpoint.device.triton_codec import DeviceCodec, fill_words
 from thinpoint.digest import digest
 from thinpoint.errors import DigestMismatchError, MalformedFileError, ThinpointError, UsageError
 
@@ -48,11 +45,23 @@ class TritonBackend:
         self.max_scratch_bytes = max_scratch_bytes
         self.codec = DeviceCodec(device)
         self._host: HostBackend = get_backend("auto")
+        # Copies have a stream of their own: the next batch is encoded meanwhile.
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         """See `DeviceBackend.encode_batch`."""
+        return self.begin_batch(items).parts()
+
+    def begin_batch(self, items: Sequence[EncodeItem]) -> PendingParts:
+        """See `DeviceBackend.begin_batch`."""
+        begun: list[Outgoing] = []
         with torch.no_grad(), on_device(self.device):
-            return [part for wave in self._waves(items) for part in self._encode_wave(wave)]
+            for wave in self._waves(items):
+                if begun:
+                    # The memory of one wave is free for the next.
+                    begun[-1].wait()
+                begun += self._begin_wave(wave)
+        return Pending(begun)
 
     def _waves(self, items: Sequence[EncodeItem]) -> Iterator[list[EncodeItem]]:
         """Items in order, as many at a time as the memory allows."""
@@ -72,42 +81,25 @@ class TritonBackend:
         if wave:
             yield wave
 
-    def _encode_wave(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
+    def _begin_wave(self, items: Sequence[EncodeItem]) -> list[Outgoing]:
         """A wave; where memory is short, half of it at a time; an item for which there is none is stored raw."""
         try:
-            return self._to_host(self.codec.encode(items, digest=True, prove=self.prove))
+            wave = self.codec.encode(items, digest=True, prove=self.prove)
+            return [OutgoingWave(self.codec, wave, self._copies(), self._host)]
         except OutOfMemory:
             pass
         # Outside of the handler: the exception would keep the wave's memory.
         if len(items) > 1:
             half = len(items) // 2
-            return self._encode_wave(items[:half]) + self._encode_wave(items[half:])
+            first = self._begin_wave(items[:half])
+            for each in first:
+                each.wait()
+            return first + self._begin_wave(items[half:])
         log.warning("no device memory to encode %d bytes: stored raw", items[0].words.numel())
-        copies = HostCopies(self.device)
-        words = copies.add(items[0].words)
-        copies.wait()
-        return [raw.encode_raw(words.view(WORD_DTYPES[items[0].word_bytes]), serial_map)]
+        return [OutgoingWords(items[0], self._copies())]
 
-    def _to_host(self, wave: DeviceWave) -> list[EncodedPart]:
-        """Copy a wave to host memory; waits for the copies."""
-        assert wave.raw_digests is not None
-        items, outcome = wave.items, wave.outcome
-        copies = HostCopies(self.device)
-        raw_digests = copies.add(wave.raw_digests)
-        coded = [_BatchCopy(self.codec, batch, copies) for batch in outcome.batches]
-        plain = {i: copies.add(items[i].words) for i in (*outcome.raw, *outcome.host)}
-        copies.wait()
-        digests = [value & _DIGEST_MASK for value in raw_digests.tolist()]
-        parts: dict[int, EncodedPart] = {}
-        for batch in coded:
-            parts.update(batch.parts(digests))
-        for i, word in outcome.constants.items():
-            parts[i] = _const_part(items[i], word, digests[i])
-        for i in outcome.raw:
-            parts[i] = raw.encode_raw(plain[i].view(WORD_DTYPES[items[i].word_bytes]), serial_map)
-        for i in outcome.host:
-            parts[i] = self._host.encode(plain[i].view(WORD_DTYPES[items[i].word_bytes]), items[i].spec)
-        return [parts[i] for i in range(len(items))]
+    def _copies(self) -> HostCopies:
+        return HostCopies(self.device, self._copy_stream)
 
     def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
         """See `DeviceBackend.decode_batch`."""
@@ -254,93 +246,3 @@ class TritonBackend:
         result = self._host.decode(item.part, item.first_block, blocks, words)
         item.out.copy_(torch.from_numpy(words.view(np.uint8)))
         return result
-
-
-class _BatchCopy:
-    """A batch on its way to host memory."""
-
-    def __init__(self, codec: DeviceCodec, batch: Batch, copies: HostCopies) -> None:
-        self._batch = batch
-        host = batch.tables.host
-        counts = batch.accepted[host.block_part]
-        self._blocks = np.flatnonzero(counts)
-        raw_sizes, raw_starts = host.raw_block_bytes[self._blocks], starts(host.raw_block_bytes)[self._blocks]
-        sizes = np.stack([raw_sizes, batch.entropy_sizes[self._blocks]])
-        entropy_starts = starts(batch.entropy_sizes)[self._blocks]
-        self._sizes = sizes
-        raw_plane = as_bytes(batch.raw)
-        addresses = np.concatenate(
-            [raw_plane.data_ptr() + raw_starts, batch.entropy.data_ptr() + entropy_starts]
-        )
-        self._digests = copies.add(
-            codec.launcher.digests(addresses, sizes.reshape(-1), np.zeros(addresses.size, np.int64))
-        )
-        self._planes = (
-            _copy_blocks(raw_plane, raw_starts, raw_sizes, copies),
-            _copy_blocks(batch.entropy, entropy_starts, sizes[1], copies),
-        )
-        plans = batch.plans
-        self._plans = HostPlans(
-            means=copies.add(plans.means),
-            profiles=copies.add(plans.profiles),
-            freqs=copies.add(plans.freqs).reshape(-1, 256),
-            patches=copies.add(batch.patches.sort().values),
-        )
-
-    def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:
-        """(index in the wave, part) of the parts that count. raw_digests: of the wave's parts."""
-        batch = self._batch
-        owner = batch.tables.host.block_part[self._blocks]
-        digests = self._digests.view(np.uint64)[: 2 * owner.size].reshape(2, -1)
-        for p in np.flatnonzero(batch.accepted):
-            first, last = np.searchsorted(owner, [p, p + 1])
-            row = batch.host_parts[p]
-            prefix, chain = prefix_of(batch, int(p), self._plans)
-            member = int(batch.members[p])
-            yield (
-                member,
-                EncodedPart(
-                    codec_id=RANS_ID,
-                    word_bytes=int(row[f.WORD_BITS.value]) // 8,
-                    num_elems=int(row[f.NUM_ELEMS.value]),
-                    block_elems=BLOCK_ELEMS,
-                    prefix=prefix,
-                    block_sizes=self._sizes[:, first:last].copy(),
-                    blocks=tuple(tuple(plane[first:last]) for plane in self._planes),
-                    block_digests=digests[:, first:last].copy(),
-                    raw_digest=raw_digests[member],
-                    chain=chain,
-                ),
-            )
-
-
-def _copy_blocks(
-    plane: torch.Tensor, places: np.ndarray, sizes: np.ndarray, copies: HostCopies
-) -> list[np.ndarray]:
-    """Host views of blocks of a plane; neighbouring blocks are copied together."""
-    blocks: list[np.ndarray] = []
-    breaks = np.flatnonzero(places[1:] != (places + sizes)[:-1]) + 1
-    for run in np.split(np.arange(places.size), breaks):
-        if not run.size:
-            continue
-        start = int(places[run[0]])
-        end = int(places[run[-1]] + sizes[run[-1]])
-        memory = copies.add(plane[start:end])
-        blocks += [
-            memory[a - start : a - start + n]
-            for a, n in zip(places[run].tolist(), sizes[run].tolist(), strict=True)
-        ]
-    return blocks
-
-
-def _const_part(item: EncodeItem, word: int, raw_digest: int) -> EncodedPart:
-    return EncodedPart(
-        codec_id=raw.CONST_ID,
-        word_bytes=item.word_bytes,
-        num_elems=item.words.numel() // item.word_bytes,
-        block_elems=BLOCK_ELEMS,
-        prefix=word.to_bytes(item.word_bytes, "little"),
-        block_sizes=np.zeros((0, 0), np.int64),
-        raw_digest=raw_digest,
-        chain="const",
-    )

@@ -72,6 +72,18 @@ def item_named(item: int) -> Iterator[None]:
         raise
 
 
+class PendingParts(Protocol):
+    """Encoded parts on their way to host memory. For one thread at a time, which need not be the one that began them."""
+
+    def wait(self) -> None:
+        """Blocks until their bytes are in host memory; gives the device's memory back."""
+        ...
+
+    def parts(self) -> list[EncodedPart]:
+        """For each item its part, as `DeviceBackend.encode_batch` gives them; waits, and does the host's share of the work."""
+        ...
+
+
 class DeviceBackend(Protocol):
     """A codec on one device. All methods use the device's current stream and may be called from one thread at a time."""
 
@@ -79,6 +91,17 @@ class DeviceBackend(Protocol):
     def name(self) -> str: ...
     @property
     def device(self) -> torch.device: ...
+
+    def begin_batch(self, items: Sequence[EncodeItem]) -> PendingParts:
+        """Encode parts and begin to copy them to host memory; blocks until they are encoded, not until they are copied.
+
+        Another batch may be begun before the parts of the last one are there: one is encoded while the other is copied. The
+        items' words must stay as they are until `PendingParts.wait` has returned: what does not shrink is copied itself.
+
+        Raises:
+            StateChangedError: words changed while they were being read.
+        """
+        ...
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         """Encode parts; blocks until their bytes are in host memory.

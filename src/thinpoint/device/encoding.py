@@ -11,33 +11,19 @@ import torch
 
 from thinpoint.codec import zstd
 from thinpoint.codec.contract import PartSpec
-from thinpoint.codec.plan import MIN_CODED_ELEMS, SEGMENT_ELEMS
-from thinpoint.codec.transforms.predict import GROUP_ELEMS, MIN_PROFILE_ROWS
+from thinpoint.codec.plan import MIN_CODED_ELEMS
+from thinpoint.codec.transforms.predict import GROUP_ELEMS
 from thinpoint.codec.transforms.split import MANTISSA_BITS, Split, choose_split
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.launch import Launcher, Plans
-from thinpoint.device.tables import PartShape, make_tables
-from thinpoint.device.worklists import DeviceTables, PlanTables, make_plan_tables, upload_tables
+from thinpoint.device.runs import Assumption, Facts, Run, Runner, Shapes, Work, shapes_of
+from thinpoint.device.worklists import DeviceTables
 from thinpoint.errors import StateChangedError
 
 ZSTD_GAIN_PERCENT = 95
-_CACHED_WAVES = 8
-MIN_PATCHES = 1 << 12
-"""Room for patches at least; a wave with more is coded again with enough."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
-    """What is taken for granted about a part while it is coded.
-
-    Attributes:
-        split: fields of its words.
-        kept: the groups that are coded, or None for all.
-    """
-
-    split: Split
-    kept: np.ndarray | None = None
+_CACHED_WAVES = 128
+"""Waves whose tables are kept; those of 256 MiB take about 0.3 MB on the device."""
 
 
 def first_guess(spec: PartSpec, word_bytes: int) -> Split:
@@ -97,29 +83,15 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What a run over some parts found out, in host memory."""
+class Flight:
+    """A wave between `Encoder.begin` and `Encoder.finish`. host: indices of the parts that are the host's."""
 
-    parts: np.ndarray
-    masks: np.ndarray
-    sizes: np.ndarray
-
-    @property
-    def num_patches(self) -> int:
-        return int(self.parts[:, f.NUM_PATCHES.value].sum())
+    items: Sequence[EncodeItem]
+    host: list[int]
+    run: Run | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """What a run does, on the device. block_of_segment: int32."""
-
-    assumptions: list[Assumption]
-    tables: DeviceTables
-    lists: PlanTables
-    block_of_segment: torch.Tensor
-
-
-def _plainly_good(facts: _Facts, stored: np.ndarray) -> np.ndarray:
+def _plainly_good(facts: Facts, stored: np.ndarray) -> np.ndarray:
     """bool: parts that are as usual and clearly smaller than raw; the others get a closer look."""
     parts, masks = facts.parts, facts.masks
     word_bits = parts[:, f.WORD_BITS.value]
@@ -156,8 +128,11 @@ class Encoder:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        # States are saved over and over: the tables for a wave are made and uploaded once.
-        self._usual_work = functools.lru_cache(maxsize=_CACHED_WAVES)(self._make_usual_work)
+        self._runner = Runner(launcher)
+        # States are saved over and over: the tables for a wave are made and uploaded once, and what was true of its parts
+        # the last time is taken for granted the next time.
+        self._known_work = functools.lru_cache(maxsize=_CACHED_WAVES)(self._make_known_work)
+        self._known_splits: dict[Shapes, tuple[Split, ...]] = {}
 
     def encode(self, items: Sequence[EncodeItem]) -> Outcome:
         """Code all parts; waits for the device once, and once more if parts were not as they usually are.
@@ -165,140 +140,88 @@ class Encoder:
         Raises:
             StateChangedError: words changed while they were being coded.
         """
-        outcome = Outcome(batches=[], constants={}, raw=[], host=[])
+        return self.finish(self.begin(items))
+
+    def begin(self, items: Sequence[EncodeItem]) -> Flight:
+        """Launch the coding of all parts as if they were as usual; waits for nothing."""
         coded = np.array([is_coded(item) for item in items], bool)
-        outcome.host = np.flatnonzero(~coded).tolist()
-        again = self._run(items, np.flatnonzero(coded), None, outcome)
-        if again and self._run(items, np.array(list(again)), list(again.values()), outcome):
-            raise StateChangedError("a tensor changed while it was being saved")
+        members = np.flatnonzero(coded)
+        run = None
+        if members.size:
+            shapes = shapes_of(items, members)
+            run = self._runner.launch(items, members, self._known_work(shapes, self._splits_of(shapes)))
+        return Flight(items=items, host=np.flatnonzero(~coded).tolist(), run=run)
+
+    def finish(self, flight: Flight) -> Outcome:
+        """What `begin` led to: waits for it, and codes again what was not as usual.
+
+        Raises: as `encode`.
+        """
+        items, run = flight.items, flight.run
+        outcome = Outcome(batches=[], constants={}, raw=[], host=flight.host)
+        if run is None:
+            return outcome
+        again = self._land(run, outcome)
+        if again:
+            members = np.array(list(again))
+            self._remember(shapes_of(items, run.members), run.members, again)
+            work = self._runner.make_work(shapes_of(items, members), list(again.values()))
+            if self._land(self._runner.launch(items, members, work), outcome):
+                raise StateChangedError("a tensor changed while it was being saved")
         return outcome
 
-    def _run(
-        self,
-        items: Sequence[EncodeItem],
-        members: np.ndarray,
-        assumptions: list[Assumption] | None,
-        outcome: Outcome,
-    ) -> dict[int, Assumption]:
-        """Code parts under assumptions, by default the usual ones; returns those that were wrong, with what is true."""
-        if not members.size:
-            return {}
-        launcher = self._launcher
-        own = [items[i] for i in members]
-        if assumptions is None:
-            work = self._usual_work(tuple((x.words.numel(), x.word_bytes, x.spec) for x in own))
-        else:
-            work = self._make_work(tuple((x.words.numel(), x.word_bytes, x.spec) for x in own), assumptions)
-        host = work.tables.host
-        num_parts, num_blocks = len(host.parts), len(host.blocks)
-        addresses = np.array([x.words.data_ptr() for x in own], np.int64)
-        columns, mask_columns = f.PART_COLUMNS.value, f.MASK_COLUMNS.value
-        # Pieces of whole 16 bytes, as kernels want them.
-        layout = [num_parts * columns, num_parts * mask_columns, num_blocks + num_blocks % 2, 1]
-        fresh = np.zeros(sum(layout), np.int64)
-        own_columns = fresh[: layout[0]].reshape(num_parts, columns)
-        own_columns[...] = host.parts
-        own_columns[:, f.ADDRESS.value] = addresses
-        # All that the host will want to know lies together: one copy up, one down.
-        report = launcher.upload(fresh)
-        parts, masks, sizes, num_patches = report.split(layout)
-        aligned = bool((addresses % 16 == 0).all())
-        plans = launcher.plan(work.tables, work.lists, parts, masks, aligned)
-        raw = launcher.empty(host.num_raw_words, torch.int32).view(torch.uint32)
-        scratch = launcher.empty(host.num_scratch, torch.int16).view(torch.uint16)
-        counts = launcher.empty(len(host.segments), torch.int32)
-        states = launcher.empty(len(host.segments) * 32, torch.int32).view(torch.uint32)
-        # As large as it may get: to wait for its size would leave the device idle.
-        most = len(host.segments) * 4 * 33 + 2 * host.num_scratch + 8 * num_blocks
-        entropy = launcher.empty(-(-most // 8), torch.int64).view(torch.uint8)
-        capacity = max(MIN_PATCHES, host.num_scratch // 256)
-        while True:
-            patches = launcher.empty(capacity, torch.int64)
-            launcher.encode(work.tables, parts, plans, raw, scratch, counts, states, patches, num_patches)
-            blocks = launcher.compact(
-                work.tables, work.block_of_segment, parts, sizes, counts, states, scratch, entropy
-            )
-            facts = self._facts(report, num_parts, num_blocks)
-            if facts.num_patches <= capacity:
-                break
-            capacity = facts.num_patches
-            parts.view(num_parts, -1)[:, f.NUM_PATCHES.value] = 0
-            num_patches.zero_()
+    def _remember(self, shapes: Shapes, members: np.ndarray, again: dict[int, Assumption]) -> None:
+        """Take the splits that were found for granted the next time; bytes do not depend on what is taken for granted."""
+        splits = list(self._splits_of(shapes))
+        for place, member in enumerate(members.tolist()):
+            if member in again:
+                splits[place] = again[member].split
+        if len(self._known_splits) >= _CACHED_WAVES:
+            self._known_splits.clear()
+        self._known_splits[shapes] = tuple(splits)
+
+    def _splits_of(self, shapes: Shapes) -> tuple[Split, ...]:
+        known = self._known_splits.get(shapes)
+        return known or tuple(first_guess(spec, word_bytes) for _, word_bytes, spec in shapes)
+
+    def _land(self, run: Run, outcome: Outcome) -> dict[int, Assumption]:
+        """Wait for a run and judge it; returns the parts about which the assumptions were wrong, with what is true."""
+        facts = self._runner.facts(run)
+        if facts.num_patches > run.patches.numel():
+            run.patches = self._launcher.empty(facts.num_patches, torch.int64)
+            run.parts.view(len(facts.parts), -1)[:, f.NUM_PATCHES.value] = 0
+            run.num_patches.zero_()
+            self._runner.code(run)
+            facts = self._runner.facts(run)
+        assert run.blocks is not None
         batch = Batch(
-            members=members,
-            assumptions=work.assumptions,
-            accepted=np.zeros(num_parts, bool),
-            tables=work.tables,
-            parts=parts,
+            members=run.members,
+            assumptions=run.work.assumptions,
+            accepted=np.zeros(len(facts.parts), bool),
+            tables=run.work.tables,
+            parts=run.parts,
             host_parts=facts.parts,
-            plans=plans,
-            raw=raw,
-            entropy=entropy,
+            plans=run.plans,
+            raw=run.raw,
+            entropy=run.entropy,
             entropy_sizes=facts.sizes,
-            blocks=blocks,
-            patches=patches[: facts.num_patches],
+            blocks=run.blocks,
+            patches=run.patches[: facts.num_patches],
             prefix_bytes=_prefix_bytes(facts.parts, facts.masks),
         )
-        again = self._judge(own, work.assumptions, facts, batch, outcome)
+        again = self._judge(run.items, run.work.assumptions, facts, batch, outcome)
         if batch.accepted.any():
             outcome.batches.append(batch)
         return again
 
-    def _make_work(
-        self, shapes: tuple[tuple[int, int, PartSpec], ...], assumptions: list[Assumption]
-    ) -> _Work:
-        """Everything about a run that does not depend on the values."""
-        upload = self._launcher.upload
-        tables = make_tables(
-            [
-                PartShape(num_elems=num_bytes // word_bytes, split=a.split, kept=a.kept)
-                for (num_bytes, word_bytes, _), a in zip(shapes, assumptions, strict=True)
-            ]
-        )
-        parts = tables.parts
-        num_elems, coded = parts[:, f.NUM_ELEMS.value], parts[:, f.NUM_CODED.value]
-        row_elems = np.array([spec.row_elems for _, _, spec in shapes], np.int64)
-        enough = (
-            (row_elems > 0) & (num_elems >= MIN_PROFILE_ROWS * row_elems) & (parts[:, f.WORD_BITS.value] > 8)
-        )
-        parts[:, f.ROW_ELEMS.value] = np.where(enough & (num_elems > GROUP_ELEMS), row_elems, 0)
-        parts[:, f.PROFILE_ALONE.value] = [spec.role != "weight" for _, _, spec in shapes]
-        elided = parts[:, f.ORDER_AT.value] >= 0
-        parts[:, f.FIXED_BITS.value] = (
-            coded * parts[:, f.RAW_BITS.value]
-            + np.where(elided, -(-num_elems // GROUP_ELEMS), 0)
-            + -(-num_elems // SEGMENT_ELEMS) * 33 * 32
-        )
-        lists = make_plan_tables(parts, upload)
-        blocks = tables.blocks[:, f.BLOCK_SEGMENTS.value]
-        return _Work(
-            assumptions=assumptions,
-            tables=upload_tables(tables, upload),
-            lists=lists,
-            block_of_segment=upload(np.repeat(np.arange(len(blocks), dtype=np.int32), blocks)),
-        )
-
-    def _make_usual_work(self, shapes: tuple[tuple[int, int, PartSpec], ...]) -> _Work:
-        return self._make_work(
-            shapes, [Assumption(split=first_guess(spec, word_bytes)) for _, word_bytes, spec in shapes]
-        )
-
-    def _facts(self, report: torch.Tensor, num_parts: int, num_blocks: int) -> _Facts:
-        """Wait for the device and take the report apart."""
-        values = report.cpu().numpy()
-        columns, masks = f.PART_COLUMNS.value, f.MASK_COLUMNS.value
-        parts, mask_values, sizes = np.split(values, np.cumsum([num_parts * columns, num_parts * masks]))
-        return _Facts(
-            parts=parts.reshape(num_parts, columns),
-            masks=mask_values.reshape(num_parts, masks),
-            sizes=sizes[:num_blocks],
-        )
+    def _make_known_work(self, shapes: Shapes, splits: tuple[Split, ...]) -> Work:
+        return self._runner.make_work(shapes, [Assumption(split=split) for split in splits])
 
     def _judge(
         self,
         items: list[EncodeItem],
         assumptions: list[Assumption],
-        facts: _Facts,
+        facts: Facts,
         batch: Batch,
         outcome: Outcome,
     ) -> dict[int, Assumption]:

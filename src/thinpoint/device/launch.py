@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +63,7 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._side: torch.cuda.Stream | None = None
         self.device = device
         self.upload = Uploader(device)
         self._log2 = self.upload(log2_table().astype(np.int32))
@@ -86,6 +89,24 @@ class Launcher:
             return
         rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
         compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+
+    @contextmanager
+    def _beside(self, wanted: bool) -> Iterator[AbstractContextManager[Any]]:
+        """Gives a context in which kernels run beside those launched after it; leaving the block lets the stream wait for both.
+
+        The few segments that are no pairs of whole ones take as long as many; so they need not come before or after those.
+        """
+        if not wanted or self.device.type != "cuda":
+            yield nullcontext()
+            return
+        current = torch.cuda.current_stream(self.device)
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device)
+        self._side.wait_stream(current)
+        try:
+            yield torch.cuda.stream(self._side)
+        finally:
+            current.wait_stream(self._side)
 
     def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory, at least one element: no kernel gets a null pointer."""
@@ -192,49 +213,51 @@ class Launcher:
         num_patches: torch.Tensor,
     ) -> None:
         """All segments: raw plane, words in scratch, counts and lane states. num_patches: int64[1], 0."""
-        may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
-        for variant, programs in tables.whole.items():
-            for profile in (False, True) if may_profile else (False,):
-                self._run(
-                    code.encode_whole,
-                    (len(programs),),
-                    programs,
-                    tables.segments,
-                    parts,
-                    plans.means,
-                    plans.profiles,
-                    plans.entries,
-                    raw,
-                    scratch,
-                    counts,
-                    states,
-                    patches,
-                    num_patches,
-                    patches.numel(),
-                    **fast_constants(variant, profile),
-                    **self._fast,
-                )
-        for width, programs in tables.general.items():
-            self._run(
-                general.encode_any,
-                (len(programs),),
-                programs,
-                tables.segments,
-                parts,
-                plans.means,
-                plans.profiles,
-                tables.order,
-                plans.entries,
-                raw,
-                scratch,
-                counts,
-                states,
-                patches,
-                num_patches,
-                patches.numel(),
-                WIDTH=width,
-                num_warps=1,
-            )
+        with self._beside(bool(tables.general)) as aside:
+            with aside:
+                for width, programs in tables.general.items():
+                    self._run(
+                        general.encode_any,
+                        (len(programs),),
+                        programs,
+                        tables.segments,
+                        parts,
+                        plans.means,
+                        plans.profiles,
+                        tables.order,
+                        plans.entries,
+                        raw,
+                        scratch,
+                        counts,
+                        states,
+                        patches,
+                        num_patches,
+                        patches.numel(),
+                        WIDTH=width,
+                        num_warps=1,
+                    )
+            may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
+            for variant, programs in tables.whole.items():
+                for profile in (False, True) if may_profile else (False,):
+                    self._run(
+                        code.encode_whole,
+                        (len(programs),),
+                        programs,
+                        tables.segments,
+                        parts,
+                        plans.means,
+                        plans.profiles,
+                        plans.entries,
+                        raw,
+                        scratch,
+                        counts,
+                        states,
+                        patches,
+                        num_patches,
+                        patches.numel(),
+                        **fast_constants(variant, profile),
+                        **self._fast,
+                    )
 
     def compact(
         self,
@@ -335,21 +358,30 @@ class Launcher:
         )
         shared = (segments, parts, means, profiles)
         streams = (decode_tables, raw, as16, as32, counts, errors)
-        for variant, whole in programs.whole.items():
-            for profile in programs.profile_modes:
-                self._run(
-                    code.decode_whole,
-                    (len(whole),),
-                    whole,
-                    *shared,
-                    *streams,
-                    **fast_constants(variant, profile),
-                    **self._fast,
-                )
-        for width, rest in programs.general.items():
-            self._run(
-                general.decode_any, (len(rest),), rest, *shared, order, *streams, WIDTH=width, num_warps=1
-            )
+        with self._beside(bool(programs.general)) as aside:
+            with aside:
+                for width, rest in programs.general.items():
+                    self._run(
+                        general.decode_any,
+                        (len(rest),),
+                        rest,
+                        *shared,
+                        order,
+                        *streams,
+                        WIDTH=width,
+                        num_warps=1,
+                    )
+            for variant, whole in programs.whole.items():
+                for profile in programs.profile_modes:
+                    self._run(
+                        code.decode_whole,
+                        (len(whole),),
+                        whole,
+                        *shared,
+                        *streams,
+                        **fast_constants(variant, profile),
+                        **self._fast,
+                    )
 
     def apply_patches(self, patches: torch.Tensor, parts: torch.Tensor, width: int) -> None:
         """Entries of parts of one width that have an address."""

@@ -50,6 +50,20 @@ def _warn_of_ans() -> None:
     )
 
 
+@dataclass(frozen=True)
+class Finished:
+    """See `PendingParts`: parts that are in host memory."""
+
+    finished: list[EncodedPart]
+
+    def wait(self) -> None:
+        """They are there."""
+
+    def parts(self) -> list[EncodedPart]:
+        """See `PendingParts.parts`."""
+        return self.finished
+
+
 @dataclass(frozen=True, kw_only=True)
 class NvcompBackend:
     """See `DeviceBackend`. Encodes with nvCOMP; decodes what any codec made, all but `nvcomp-ans` on the CPU.
@@ -67,6 +81,10 @@ class NvcompBackend:
     @property
     def name(self) -> str:
         return "nvcomp"
+
+    def begin_batch(self, items: Sequence[EncodeItem]) -> Finished:
+        """See `DeviceBackend.begin_batch`. Its parts are there on return."""
+        return Finished(self.encode_batch(items))
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         """See `DeviceBackend.encode_batch`. Needs about 10 times WAVE_BYTES of device memory, 22 times for nvcomp-zstd."""

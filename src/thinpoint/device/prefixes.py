@@ -10,8 +10,8 @@ from thinpoint.codec.plan import fill_missing
 from thinpoint.codec.rans.encoder import describe
 from thinpoint.codec.rans.spec import RansPrefix, pack_prefix
 from thinpoint.codec.transforms.predict import GROUP_ELEMS
-from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
+from thinpoint.device.runs import Assumption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,8 @@ class HostPlans:
     patches: np.ndarray
 
 
-def prefix_of(batch: Batch, p: int, plans: HostPlans) -> tuple[bytes, str]:
-    """(prefix as stored, chain in words) of a part of a batch."""
-    row = batch.host_parts[p]
+def prefix_of(row: np.ndarray, assumed: Assumption, p: int, plans: HostPlans) -> tuple[bytes, str]:
+    """(prefix as stored, chain in words) of part `p` of a batch. row: its columns in the table of parts."""
     num_elems, row_elems = int(row[f.NUM_ELEMS.value]), int(row[f.ROW_ELEMS.value])
     num_groups = -(-num_elems // GROUP_ELEMS)
     at = int(row[f.GROUP_MEANS_AT.value])
@@ -39,7 +38,6 @@ def prefix_of(batch: Batch, p: int, plans: HostPlans) -> tuple[bytes, str]:
         profile = plans.profiles[start : start + row_elems]
     first, last = np.searchsorted(plans.patches, [p << 42, (p + 1) << 42])
     own = plans.patches[first:last]
-    assumed = batch.assumptions[p]
     prefix = RansPrefix(
         split=assumed.split,
         steps=int(row[f.STEPS.value]),

@@ -13,25 +13,46 @@ OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.Out
 
 
 class HostCopies:
-    """Copies that run together on the current stream of a device."""
+    """Copies that run together: behind what is on the device's current stream when each is added.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: where from.
+        stream: what they run on, so that later work on the current stream does not wait for them; None for that stream.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
+        self._stream = stream
+        self._held: list[torch.Tensor] = []
+        self._done: torch.cuda.Event | None = None
 
     def add(self, tensor: torch.Tensor) -> np.ndarray:
-        """Start to copy a contiguous tensor; the array is valid after `wait`. uint8 for unsigned wider types."""
+        """Start to copy a contiguous tensor, which must stay as it is until `wait`; the array is valid after that.
+
+        uint8 for unsigned wider types.
+        """
         if self._device.type != "cuda":
             copy: np.ndarray = tensor.clone().numpy()
             return copy
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
+        current = torch.cuda.current_stream(self._device)
+        stream = self._stream or current
+        stream.wait_stream(current)
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+            self._done.record()
+        # Freed before the copy is done, its memory must not go to others.
+        self._held.append(tensor)
         array: np.ndarray = host.numpy()
         return array
 
     def wait(self) -> None:
         """Wait until all copies are there."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self._done is not None:
+            self._done.synchronize()
+        self._held = []
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ import torch
 
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.decoding import decode_encoded
-from thinpoint.device.encoding import Batch, Encoder, Outcome
+from thinpoint.device.encoding import Batch, Encoder, Flight, Outcome
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.launch import ALIGNMENT, Launcher
 from thinpoint.device.tables import starts
@@ -72,7 +72,16 @@ class DeviceCodec:
             StateChangedError: words changed meanwhile.
             torch.OutOfMemoryError: there was no memory for a wave of this size; nothing was changed.
         """
-        outcome = self._encoder.encode(items)
+        return self.finish(self.begin(items), digest=digest, prove=prove)
+
+    def begin(self, items: Sequence[EncodeItem]) -> Flight:
+        """Launch the encoding of parts without waiting, so that the device has the next wave when this one is done."""
+        return self._encoder.begin(items)
+
+    def finish(self, flight: Flight, *, digest: bool = True, prove: bool = True) -> DeviceWave:
+        """The wave that `begin` launched; arguments, waits and errors as `encode`."""
+        items = flight.items
+        outcome = self._encoder.finish(flight)
         digests = self.launcher.zeros(len(items), torch.int64) if digest else None
         proven = [i for batch in outcome.batches for i in batch.members[batch.accepted]] if prove else []
         if digests is not None:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.kernels.code import add_patches, pull_symbol, push_symbol, refill
+from thinpoint.device.kernels.code import BALLOT, add_patches, pull_symbol, push_symbol, ranks, refill
 from thinpoint.device.kernels.scan import word_pointer
 
 
@@ -128,9 +128,9 @@ def encode_any(
         emit, moved = push_symbol(state, symbol, table)
         emit = emit & use
         state = tl.where(use, moved, state)
-        rank = tl.cumsum(emit.to(tl.int32), 0)
+        rank, num = ranks(emit, lane, BALLOT)
         tl.store(scratch + scratch_at + (count + rank - 1), (old & 0xFFFF).to(tl.uint16), mask=emit)
-        count += tl.sum(emit.to(tl.int32), 0)
+        count += num
         step -= 1
     if (raw_bits > 0) & (steps > 0):
         tl.store(raw + raw_at + word_now * f.LANES, current)
@@ -220,8 +220,9 @@ def decode_any(
         if single < 0:
             symbol, moved, need = pull_symbol(state, table, slots)
             need = need & use
-            left -= tl.sum(need.to(tl.int32), 0)
-            moved = refill(moved, need, left + tl.cumsum(need.to(tl.int32), 0), words_at)
+            rank, num = ranks(need, lane, BALLOT)
+            left -= num
+            moved = refill(moved, need, left + rank, words_at)
             state = tl.where(use, moved, state)
         top = symbol + tl.load(mean_at + stride * group) + base
         top += tl.load(profile + elem % row_elems, mask=use & has_profile, other=0)

@@ -1,0 +1,82 @@
+"""Measures what a training loop waits for: stalls of saves, and saves and loads at storage of given rates.
+
+    python -m bench.gpu.saving --out FOLDER
+    python -m bench.gpu.saving --out FOLDER --device cpu --tiny
+
+One JSON file for each of the two, written after each piece. Pieces that would begin after --max-s are left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from bench.gpu import stall, states, throttled
+from bench.gpu.measure import copy_rates
+from bench.gpu.record import Record
+from bench.gpu.tables import render
+from bench.gpu.training import Trainer
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.saving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tiny", action="store_true", help="a model for a CPU, to try the benchmark out")
+    parser.add_argument("--steps", type=int, default=100, help="steps of training before the first save")
+    parser.add_argument("--saves", type=int, default=5, help="saves of each kind")
+    parser.add_argument("--max-s", type=float, default=240.0, help="begin nothing after so many seconds")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where checkpoints go")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, then measure both."""
+    options = arguments()
+    begin = time.perf_counter()
+    device = torch.device(options.device)
+    recipes = states.TINY if options.tiny else states.FULL
+    trainer = Trainer(recipes.dense, states.text(device, tuning=False))
+    for _ in range(1 if options.tiny else options.steps):
+        trainer.step()
+    settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "folder")}
+    about = {
+        "num_parameters": sum(parameter.numel() for parameter in trainer.named.values()),
+        "num_steps": trainer.num_steps,
+        "loss": trainer.loss.item(),
+    }
+    link = copy_rates(device, 1 << 20 if options.tiny else 1 << 30)["device_to_host"]
+    stalls = Record(options.out, "gpu-stall", device, settings)
+    stalls.values.update(state=about)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = stall.measure_all(trainer, Path(folder), options.saves, link["wall_gb_per_s"]["median"] * 1e9)
+    stalls.values.update(found)
+    stalls.write()
+    print(render([stalls.values]), flush=True)
+
+    rates = Record(options.out, "gpu-throttled", device, settings)
+    rates.values.update(state=about, rows=[], skipped=[])
+
+    def late(piece: str) -> bool:
+        if time.perf_counter() - begin <= options.max_s:
+            return False
+        rates.values["skipped"].append(piece)
+        return True
+
+    for row in throttled.measure_all(trainer.state_dict(), device, 3, late):
+        rates.values["rows"].append(row)
+        rates.write()
+    print(render([rates.values]), flush=True)
+    print(f"Written: {stalls.path}\nWritten: {rates.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""How long a training loop stands still for a checkpoint: thinpoint's saves beside PyTorch's, of one model in training.
+
+The device is idle when a save is called, so that what is measured is the save. The stall is the time until the call
+returns; training then goes on, and what follows is the time until the checkpoint is durable and the length of the steps
+meanwhile. The first save of each kind makes memory that later ones use again; it stands apart. The last checkpoint of each
+kind is loaded, and every bit compared with a copy taken before the call.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.gpu.end_to_end import blank_copy, bytes_on_disk, same, tensors_of
+from bench.gpu.measure import release, synchronize
+from bench.gpu.record import attempt
+from bench.gpu.training import Trainer
+from bench.results import spread
+
+import thinpoint
+
+STEPS_BETWEEN = 3
+"""Steps of training before each save."""
+
+Row = dict[str, Any]
+Wait = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A way to save.
+
+    Attributes:
+        name: for people.
+        save: state, path -> what waits until the checkpoint is durable.
+        load: path, a state of the same structure -> state.
+        close: gives back what all saves shared.
+    """
+
+    name: str
+    save: Callable[[Any, Path], Wait]
+    load: Callable[[Path, Any], Any]
+    close: Callable[[], object] = lambda: None
+
+
+def _nothing() -> None:
+    pass
+
+
+def thin_save(name: str, **options: Any) -> Case:
+    """thinpoint.save."""
+
+    def save(state: Any, path: Path) -> Wait:
+        thinpoint.save(state, path, **options)
+        return _nothing
+
+    return Case(name=name, save=save, load=lambda path, _: thinpoint.load(path))
+
+
+def thin_async_save(name: str, **options: Any) -> Case:
+    """thinpoint.async_save."""
+    return Case(
+        name=name,
+        save=lambda state, path: thinpoint.async_save(state, path, **options).result,
+        load=lambda path, _: thinpoint.load(path),
+    )
+
+
+def torch_save() -> Case:
+    """torch.save and an fsync."""
+
+    def save(state: Any, path: Path) -> Wait:
+        torch.save(state, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return _nothing
+
+    return Case(name="torch.save", save=save, load=lambda path, _: torch.load(path, weights_only=True))
+
+
+def dcp_save() -> Case:
+    """torch.distributed.checkpoint.save in one process."""
+    import torch.distributed.checkpoint as dcp
+
+    def save(state: Any, path: Path) -> Wait:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=8), no_dist=True)
+        return _nothing
+
+    return Case(name="dcp.save, 8 threads", save=save, load=_dcp_load)
+
+
+def dcp_async_save(device: torch.device) -> Case:
+    """torch.distributed.checkpoint.async_save, staged in page-locked memory that all saves share."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    on_gpu = device.type == "cuda"
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=on_gpu,
+        )
+    )
+
+    def save(state: Any, path: Path) -> Wait:
+        future = dcp.async_save(
+            state,
+            storage_writer=dcp.FileSystemWriter(path, thread_count=8),
+            async_stager=stager,
+            no_dist=True,
+        )
+        return getattr(future, "upload_completion", future).result
+
+    return Case(
+        name="dcp.async_save, pinned staging, 8 threads", save=save, load=_dcp_load, close=stager.close
+    )
+
+
+def _dcp_load(path: Path, like: Any) -> Any:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.load(like, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    return like
+
+
+def cases(device: torch.device) -> list[Case]:
+    """Everything that is measured."""
+    return [
+        thin_save("thinpoint.save"),
+        thin_save("thinpoint.save, codec raw", codec="raw"),
+        thin_async_save("thinpoint.async_save"),
+        thin_async_save("thinpoint.async_save, codec raw", codec="raw"),
+        torch_save(),
+        dcp_save(),
+        dcp_async_save(device),
+    ]
+
+
+def measure(trainer: Trainer, entrant: Case, folder: Path, num_saves: int) -> Row:
+    """Stall, seconds until durable, and steps meanwhile, of one way to save."""
+    device = trainer.data.device
+    stalls, durable, meanwhile, alone = [], [], [], []
+    num_bytes = raw_bytes = 0
+    try:
+        for number in range(num_saves):
+            alone += [_seconds(trainer.step, device) for _ in range(STEPS_BETWEEN)]
+            state = trainer.state_dict()
+            last = number == num_saves - 1
+            before = [tensor.clone() for tensor in tensors_of(state)] if last else []
+            raw_bytes = sum(tensor.nbytes for tensor in tensors_of(state))
+            path = folder / f"{number}.out"
+            synchronize(device)
+            begin = time.perf_counter()
+            wait = entrant.save(state, path)
+            stalls.append(time.perf_counter() - begin)
+            if wait is not _nothing:
+                meanwhile += [_seconds(trainer.step, device) for _ in range(STEPS_BETWEEN)]
+            wait()
+            durable.append(time.perf_counter() - begin)
+            num_bytes = bytes_on_disk(path)
+            if last:
+                loaded = entrant.load(path, blank_copy(state))
+                if not same(before, tensors_of(loaded)):
+                    return {"error": "not exact: bits came back changed"}
+    finally:
+        entrant.close()
+        release(device)
+    return {
+        "raw_bytes": raw_bytes,
+        "stored_bytes": num_bytes,
+        "first": {"stall": stalls[0], "durable": durable[0]},
+        "stall": asdict(spread(stalls[1:])),
+        "durable": asdict(spread(durable[1:])),
+        "step_alone": statistics.median(alone),
+        "steps_meanwhile": asdict(spread(meanwhile)) if meanwhile else None,
+    }
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> float:
+    begin = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def measure_all(trainer: Trainer, folder: Path, num_saves: int, link_bytes_per_s: float) -> Row:
+    """A row for every way to save, and how near thinpoint's asynchronous save comes to the link.
+
+    Args:
+        link_bytes_per_s: measured rate of copies to page-locked host memory.
+    """
+    rows = []
+    device = trainer.data.device
+    few = max(2, num_saves // 2)
+    for entrant in cases(device):
+        slow = entrant.name == "torch.save"
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            row = attempt(
+                lambda entrant=entrant, inner=inner, slow=slow: measure(
+                    trainer, entrant, Path(inner), few if slow else num_saves
+                )
+            )
+        rows.append({"name": entrant.name, **row})
+    found: Row = {"rows": rows, "link_gb_per_s": link_bytes_per_s / 1e9}
+    ours = next(row for row in rows if row["name"] == "thinpoint.async_save")
+    if "error" not in ours:
+        least = ours["stored_bytes"] / link_bytes_per_s
+        found["target"] = {
+            "compressed_over_link_s": least,
+            "stall_over_that": ours["stall"]["median"] / least,
+            "met": ours["stall"]["median"] <= 1.15 * least,
+        }
+    return found

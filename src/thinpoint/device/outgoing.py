@@ -1,0 +1,197 @@
+"""Encoded waves on their way to host memory, and the host's share of the work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from thinpoint.codec import raw
+from thinpoint.codec.backend import HostBackend
+from thinpoint.codec.contract import WORD_DTYPES, EncodedPart, serial_map
+from thinpoint.codec.plan import BLOCK_ELEMS
+from thinpoint.codec.rans.spec import CODEC_ID as RANS_ID
+from thinpoint.device.contract import EncodeItem
+from thinpoint.device.encoding import Batch
+from thinpoint.device.kernels import fields as f
+from thinpoint.device.prefixes import HostPlans, prefix_of
+from thinpoint.device.tables import starts
+from thinpoint.device.transfers import HostCopies, as_bytes
+from thinpoint.device.triton_codec import DeviceCodec, DeviceWave
+
+_DIGEST_MASK = (1 << 64) - 1
+
+
+class Outgoing(Protocol):
+    """Parts on their way."""
+
+    def wait(self) -> None:
+        """Wait until their bytes are in host memory; gives the device's memory back."""
+        ...
+
+    def parts(self) -> list[EncodedPart]:
+        """The parts, in order; waits, and does what is left to the host."""
+        ...
+
+
+class Pending:
+    """Several waves one after another; see `contract.PendingParts`."""
+
+    def __init__(self, waves: Sequence[Outgoing]) -> None:
+        self._waves = waves
+
+    def wait(self) -> None:
+        for wave in self._waves:
+            wave.wait()
+
+    def parts(self) -> list[EncodedPart]:
+        return [part for wave in self._waves for part in wave.parts()]
+
+
+class OutgoingWords:
+    """A single part that is stored as it is."""
+
+    def __init__(self, item: EncodeItem, copies: HostCopies) -> None:
+        self._word_bytes = item.word_bytes
+        self._copies = copies
+        self._words = copies.add(item.words)
+
+    def wait(self) -> None:
+        self._copies.wait()
+
+    def parts(self) -> list[EncodedPart]:
+        self.wait()
+        return [raw.encode_raw(self._words.view(WORD_DTYPES[self._word_bytes]), serial_map)]
+
+
+class OutgoingWave:
+    """What a device encoded.
+
+    Args:
+        copies: makes the copies; begins with all of them at once.
+        host: encodes the parts that the device left to it.
+    """
+
+    def __init__(self, codec: DeviceCodec, wave: DeviceWave, copies: HostCopies, host: HostBackend) -> None:
+        assert wave.raw_digests is not None
+        self._copies, self._host = copies, host
+        items, outcome = wave.items, wave.outcome
+        self._raw_digests = copies.add(wave.raw_digests)
+        self._batches = [_BatchCopy(codec, batch, copies) for batch in outcome.batches]
+        self._plain = {i: copies.add(items[i].words) for i in (*outcome.raw, *outcome.host)}
+        self._raw, self._on_host, self._constants = outcome.raw, outcome.host, outcome.constants
+        self._shapes = [(item.words.numel(), item.word_bytes, item.spec) for item in items]
+        # What is copied must not be given to others before.
+        self._wave: DeviceWave | None = wave
+
+    def wait(self) -> None:
+        """See `Outgoing.wait`."""
+        self._copies.wait()
+        self._wave = None
+
+    def parts(self) -> list[EncodedPart]:
+        """See `Outgoing.parts`."""
+        self.wait()
+        digests = [value & _DIGEST_MASK for value in self._raw_digests.tolist()]
+        parts: dict[int, EncodedPart] = {}
+        for batch in self._batches:
+            parts.update(batch.parts(digests))
+        for i, word in self._constants.items():
+            num_bytes, word_bytes, _ = self._shapes[i]
+            parts[i] = _const_part(num_bytes, word_bytes, word, digests[i])
+        for i, words in self._plain.items():
+            _, word_bytes, spec = self._shapes[i]
+            typed = words.view(WORD_DTYPES[word_bytes])
+            parts[i] = raw.encode_raw(typed, serial_map) if i in self._raw else self._host.encode(typed, spec)
+        return [parts[i] for i in range(len(self._shapes))]
+
+
+class _BatchCopy:
+    """A batch on its way to host memory."""
+
+    def __init__(self, codec: DeviceCodec, batch: Batch, copies: HostCopies) -> None:
+        host = batch.tables.host
+        self._accepted, self._members = batch.accepted, batch.members
+        self._rows, self._assumptions = batch.host_parts, batch.assumptions
+        blocks = np.flatnonzero(batch.accepted[host.block_part])
+        raw_sizes, raw_starts = host.raw_block_bytes[blocks], starts(host.raw_block_bytes)[blocks]
+        sizes = np.stack([raw_sizes, batch.entropy_sizes[blocks]])
+        entropy_starts = starts(batch.entropy_sizes)[blocks]
+        self._sizes = sizes
+        self._owner = host.block_part[blocks]
+        raw_plane = as_bytes(batch.raw)
+        addresses = np.concatenate(
+            [raw_plane.data_ptr() + raw_starts, batch.entropy.data_ptr() + entropy_starts]
+        )
+        self._digests = copies.add(
+            codec.launcher.digests(addresses, sizes.reshape(-1), np.zeros(addresses.size, np.int64))
+        )
+        self._planes = (
+            _copy_blocks(raw_plane, raw_starts, raw_sizes, copies),
+            _copy_blocks(batch.entropy, entropy_starts, sizes[1], copies),
+        )
+        plans = batch.plans
+        self._plans = HostPlans(
+            means=copies.add(plans.means),
+            profiles=copies.add(plans.profiles),
+            freqs=copies.add(plans.freqs).reshape(-1, 256),
+            patches=copies.add(batch.patches.sort().values),
+        )
+
+    def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:
+        """(index in the wave, part) of the parts that count. raw_digests: of the wave's parts."""
+        digests = self._digests.view(np.uint64)[: 2 * self._owner.size].reshape(2, -1)
+        for p in np.flatnonzero(self._accepted).tolist():
+            first, last = np.searchsorted(self._owner, [p, p + 1])
+            row = self._rows[p]
+            prefix, chain = prefix_of(row, self._assumptions[p], p, self._plans)
+            member = int(self._members[p])
+            yield (
+                member,
+                EncodedPart(
+                    codec_id=RANS_ID,
+                    word_bytes=int(row[f.WORD_BITS.value]) // 8,
+                    num_elems=int(row[f.NUM_ELEMS.value]),
+                    block_elems=BLOCK_ELEMS,
+                    prefix=prefix,
+                    block_sizes=self._sizes[:, first:last].copy(),
+                    blocks=tuple(tuple(plane[first:last]) for plane in self._planes),
+                    block_digests=digests[:, first:last].copy(),
+                    raw_digest=raw_digests[member],
+                    chain=chain,
+                ),
+            )
+
+
+def _copy_blocks(
+    plane: torch.Tensor, places: np.ndarray, sizes: np.ndarray, copies: HostCopies
+) -> list[np.ndarray]:
+    """Host views of blocks of a plane; neighbouring blocks are copied together."""
+    blocks: list[np.ndarray] = []
+    breaks = np.flatnonzero(places[1:] != (places + sizes)[:-1]) + 1
+    for run in np.split(np.arange(places.size), breaks):
+        if not run.size:
+            continue
+        start = int(places[run[0]])
+        end = int(places[run[-1]] + sizes[run[-1]])
+        memory = copies.add(plane[start:end])
+        blocks += [
+            memory[a - start : a - start + n]
+            for a, n in zip(places[run].tolist(), sizes[run].tolist(), strict=True)
+        ]
+    return blocks
+
+
+def _const_part(num_bytes: int, word_bytes: int, word: int, raw_digest: int) -> EncodedPart:
+    return EncodedPart(
+        codec_id=raw.CONST_ID,
+        word_bytes=word_bytes,
+        num_elems=num_bytes // word_bytes,
+        block_elems=BLOCK_ELEMS,
+        prefix=word.to_bytes(word_bytes, "little"),
+        block_sizes=np.zeros((0, 0), np.int64),
+        raw_digest=raw_digest,
+        chain="const",
+    )
