@@ -111,6 +111,8 @@ class RansItems:
     def _place_blocks(self, chosen: Sequence[int]) -> None:
         tables = self._tables
         first = starts(np.array([item.num_blocks for item in self._items], np.int64))
+        # Segments are in the order of their parts.
+        bounds = np.searchsorted(tables.segments[:, f.SEG_PART.value], np.arange(len(self._items) + 1))
         for p, (i, item) in enumerate(zip(chosen, self._items, strict=True)):
             own = slice(int(first[p]), int(first[p]) + item.num_blocks)
             sizes = item.part.block_sizes[:, item.first_block : item.first_block + item.num_blocks]
@@ -120,9 +122,8 @@ class RansItems:
                     raise MalformedFileError("a block of a part has the wrong size")
             tables.blocks[own, f.BLOCK_AT.value] = item.plane_offsets[1] + starts(sizes[1])
             tables.blocks[own, f.BLOCK_BYTES.value] = sizes[1]
-            segments = tables.segments[:, f.SEG_PART.value] == p
-            at = tables.segments[segments, f.SEG_RAW_AT.value]
-            tables.segments[segments, f.SEG_RAW_AT.value] = at - at[0] + item.plane_offsets[0] // 4
+            at = tables.segments[bounds[p] : bounds[p + 1], f.SEG_RAW_AT.value]
+            at += item.plane_offsets[0] // 4 - at[:1]
 
     def _fill_parts(self) -> None:
         parts = self._tables.parts

@@ -214,33 +214,24 @@ class _Cursor:
 
     def take_table(self) -> np.ndarray:
         """The frequencies (int64[256]) that `pack_table` wrote."""
+        rest = np.frombuffer(self.data, np.uint8, offset=self.offset)
+        _check(rest.size > 0, _CUT_OFF)
+        at = 1 + int(rest[0] >= 128)
+        _check(rest.size >= at + 2, _CUT_OFF)
+        first, last = int(rest[at]), int(rest[at + 1])
         freqs = np.zeros(NUM_SYMBOLS, np.int64)
-        position = self.offset
-
-        def take_byte() -> int:
-            nonlocal position
-            _check(position < len(self.data), "the frequencies of a part are cut off")
-            position += 1
-            return self.data[position - 1]
-
-        def take_number() -> int:
-            low = take_byte()
-            if low < 128:
-                return low
-            high = take_byte()
-            _check(0 < high < 128, "a frequency of a part is not valid")
-            return (low & 127) | high << 7
-
-        freqs[0] = take_number()
-        first, last = take_byte(), take_byte()
-        for symbol in range(first, last + 1):
-            freqs[symbol] = take_number()
+        freqs[:1], _ = _numbers(rest[:at], 1)
+        span = max(last + 1 - first, 0)
+        freqs[first : last + 1], size = _numbers(rest[at + 2 :], span)
         _check(
             first > 0 and (first > last or bool(freqs[first] and freqs[last])),
             "the symbol range of a part is not valid",
         )
-        self.take("u1", position - self.offset)
+        self.take("u1", at + 2 + size)
         return freqs
+
+
+_CUT_OFF = "the frequencies of a part are cut off"
 
 
 def pack_table(freqs: np.ndarray) -> bytes:
@@ -250,15 +241,33 @@ def pack_table(freqs: np.ndarray) -> bytes:
     """
     seen = np.flatnonzero(freqs[1:]) + 1
     first, last = (int(seen[0]), int(seen[-1])) if seen.size else (1, 0)
-    packed = bytearray(_number(int(freqs[0])))
-    packed += bytes((first, last))
-    for symbol in range(first, last + 1):
-        packed += _number(int(freqs[symbol]))
-    return bytes(packed)
+    return _packed_numbers(freqs[:1]) + bytes((first, last)) + _packed_numbers(freqs[first : last + 1])
 
 
-def _number(value: int) -> bytes:
-    return bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7))
+def _packed_numbers(values: np.ndarray) -> bytes:
+    long = values >= 128
+    pairs = np.stack([np.where(long, values & 127 | 128, values), values >> 7], 1).astype(np.uint8)
+    return pairs[np.stack([np.ones_like(long), long], 1)].tobytes()
+
+
+def _numbers(data: np.ndarray, count: int) -> tuple[np.ndarray, int]:
+    """(the first `count` numbers as int64, how many bytes they take)."""
+    data = data[: 2 * count]
+    long = data >= 128
+    # What follows a byte with the high bit set is its second byte, and must not have the bit itself.
+    second = np.concatenate([np.zeros(1, bool), long[:-1]]) if data.size else long
+    starts = np.flatnonzero(~second)[:count]
+    _check(starts.size == count, _CUT_OFF)
+    if not count:
+        return starts, 0
+    size = int(starts[-1]) + 1 + int(long[starts[-1]])
+    _check(size <= data.size, _CUT_OFF)
+    seconds = np.where(long[starts], data[np.minimum(starts + 1, data.size - 1)], 0).astype(np.int64)
+    _check(
+        bool((seconds < 128).all() and (seconds[long[starts]] > 0).all()),
+        "a frequency of a part is not valid",
+    )
+    return (data[starts] & 127).astype(np.int64) | seconds << 7, size
 
 
 def table_bytes(freqs: np.ndarray) -> int:
