@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from thinpoint.codec.contract import EncodedPart, PartSpec, serial_map
 from thinpoint.codec.rans import cpu, encoder
 from thinpoint.codec.rans.spec import CODEC_ID
 from thinpoint.codec.transforms.split import SIGN_NONE, SIGN_STORED, Split
-from thinpoint.device import encoding, launch
+from thinpoint.device import launch
 from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
 from thinpoint.device.kernels import code
@@ -99,6 +100,17 @@ def test_segments_as_long_as_in_files(device: torch.device) -> None:
     backend = TritonBackend(device, prove=True)
     (part,) = backend.encode_batch([item_of(words, F32, device)])
     expect_same(part, words, F32)
+
+
+def test_a_batch_may_begin_before_the_last_one_is_there(device: torch.device, short_segments: None) -> None:
+    backend = TritonBackend(device, prove=True)
+    batches = [[normal(1200, 0), normal(100, 1)], [normal(1500, 2)], [np.full(700, 7, np.uint32)]]
+    begun = [backend.begin_batch([item_of(words, F32, device) for words in batch]) for batch in batches]
+    begun[1].wait()
+    with ThreadPoolExecutor(1) as thread:
+        for batch, pending in zip(batches, begun, strict=True):
+            for part, words in zip(thread.submit(pending.parts).result(), batch, strict=True):
+                expect_same(part, words, F32)
 
 
 def test_other_dtypes_are_coded_by_the_host(device: torch.device) -> None:
