@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt bench gpu-test fuzz clean
+.PHONY: help setup demo test check fmt bench gpu-test fuzz faults clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ gpu-test: $(READY) ## tests that need a CUDA device, and those of the kernels co
 
 fuzz: $(READY) ## hostile files against the reader, FUZZ_SECONDS=300
 	$(PY) fuzz/fuzz_reader.py --seconds $(FUZZ_SECONDS)
+
+faults: $(READY) ## the disk fails, tears, fills, or the process is killed at every operation of a save
+	$(PY) tests/checkpoint/faults.py
 
 clean: ## remove what the targets above made
 	rm -rf .venv build dist demo-run bench-gpu .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

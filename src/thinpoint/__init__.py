@@ -12,11 +12,13 @@ from thinpoint.version import __version__
 
 _PUBLIC = {
     "save": "thinpoint.api",
+    "async_save": "thinpoint.api",
     "load": "thinpoint.api",
     "load_into": "thinpoint.api",
     "open": "thinpoint.api",
     "verify": "thinpoint.api",
     "SaveReport": "thinpoint.api",
+    "SaveFuture": "thinpoint.api",
     "LoadIntoReport": "thinpoint.api",
     "VerifyReport": "thinpoint.api",
     "ThinFile": "thinpoint.opened",
@@ -26,12 +28,14 @@ _PUBLIC = {
 
 __all__ = [
     "LoadIntoReport",
+    "SaveFuture",
     "SaveReport",
     "StoredTensor",
     "ThinFile",
     "ThinpointError",
     "VerifyReport",
     "__version__",
+    "async_save",
     "errors",
     "load",
     "load_into",
@@ -42,7 +46,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from thinpoint import errors
-    from thinpoint.api import LoadIntoReport, SaveReport, VerifyReport, load, load_into, open, save, verify
+    from thinpoint.api import (
+        LoadIntoReport,
+        SaveFuture,
+        SaveReport,
+        VerifyReport,
+        async_save,
+        load,
+        load_into,
+        open,
+        save,
+        verify,
+    )
     from thinpoint.errors import ThinpointError
     from thinpoint.opened import StoredTensor, ThinFile
 

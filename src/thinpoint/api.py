@@ -9,25 +9,30 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from typing import Any
 
 from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.background import save_at_once, save_in_background
+from thinpoint.engine.budget import host_memory_bytes
+from thinpoint.engine.future import SaveFuture
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object
-from thinpoint.engine.save import backend_names, write_file
+from thinpoint.engine.report import SaveReport
+from thinpoint.engine.task import SaveTask
 from thinpoint.engine.verify import VerifyReport, verify_file
-from thinpoint.engine.workers import Workers
+from thinpoint.engine.workers import Workers, checked_threads
 from thinpoint.file.reader import FileReader
 from thinpoint.opened import ThinFile
-from thinpoint.state.flatten import flatten
-from thinpoint.store import open_sink, open_source
+from thinpoint.store import Sink, open_sink, open_source
 
 __all__ = [
     "LoadIntoReport",
+    "SaveFuture",
     "SaveReport",
     "ThinFile",
     "VerifyReport",
+    "async_save",
     "load",
     "load_into",
     "open",
@@ -37,36 +42,6 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveReport:
-    """What a save did.
-
-    Attributes:
-        path: where, or the file object's name.
-        file_id: digest of the index, 16 hex digits: the file's identity.
-        file_bytes: size of the file.
-        raw_bytes: bytes of all tensors (and large byte strings), shared ones counted once.
-        seconds: from the call to the durable file.
-        backend: what coded the tensors: "cpu", "triton", "triton+cpu", ...
-        codec: what was asked for.
-        roles: for each role (raw bytes, stored bytes).
-    """
-
-    path: str
-    file_id: str
-    file_bytes: int
-    raw_bytes: int
-    seconds: float
-    backend: str
-    codec: str
-    roles: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        """raw_bytes / file_bytes."""
-        return self.raw_bytes / self.file_bytes
 
 
 def save(
@@ -79,6 +54,7 @@ def save(
     allow_pickle: bool = True,
     overwrite: bool = True,
     num_threads: int | None = None,
+    host_memory: int | None = None,
     progress: Progress | None = None,
 ) -> SaveReport:
     """Save whatever `torch.save` takes; returns a report when the file is durable.
@@ -88,7 +64,8 @@ def save(
 
     Args:
         obj: any object; tensors on any device.
-        path: str, PathLike, or a binary file object open for writing (which is then the caller's to flush and close).
+        path: str, PathLike, a URL of a store (`docs/storage.md`), or a binary file object open for writing (which is then the
+            caller's to flush and close). Or what `Store.sink` gives.
         codec: "thin", "zstd" (standard Zstandard frames) or "raw". "nvcomp-zstd" and "nvcomp-ans" code tensors on a GPU with
             NVIDIA's library, and all others with "zstd" and "thin". The environment variable THINPOINT_CODEC overrides it.
         backend: "auto" codes tensors on a GPU there if Triton works, everything else on the CPU. "triton" does so or fails,
@@ -98,6 +75,8 @@ def save(
         allow_pickle: pickle objects that have no plain form. Loading them needs `weights_only=False`.
         overwrite: replace an existing file; if False, an existing file is an error.
         num_threads: None for the CPUs this process may use (THINPOINT_THREADS overrides).
+        host_memory: bytes of host memory that encoded tensors may take before they are written; None for THINPOINT_HOST_MEMORY
+            or half of what is free, divided by the ranks on this machine. At least one part of 64 MiB is always held.
         progress: called with raw bytes done so far, from one thread at a time.
 
     Raises:
@@ -107,30 +86,51 @@ def save(
         BackendUnavailableError: the backend or codec asked for by name cannot run here; the message says why.
         UsageError: an option is not valid.
     """
-    begin = time.perf_counter()
-    codec = os.environ.get("THINPOINT_CODEC") or codec
-    chosen = choose_backends(backend, codec=codec, prove=prove)
-    state = flatten(obj, allow_pickle=allow_pickle)
-    used = backend_names(state.storages, chosen.host, chosen.devices)
-    # Workers end first: none may still write or read when the file is closed.
-    with open_sink(path, overwrite=overwrite) as sink, Workers(num_threads) as workers:
-        summary, entries = write_file(
-            state, sink, chosen.host, workers, devices=chosen.devices, progress=progress
-        )
-    roles: dict[str, tuple[int, int]] = {}
-    for entry in entries:
-        raw, stored = roles.get(entry.role, (0, 0))
-        roles[entry.role] = raw + entry.raw_bytes, stored + entry.stored_bytes
-    return SaveReport(
-        path=str(getattr(sink, "name", path)),
-        file_id=f"{summary.file_id:016x}",
-        file_bytes=summary.file_bytes,
-        raw_bytes=sum(entry.raw_bytes for entry in entries),
-        seconds=time.perf_counter() - begin,
-        backend=used,
-        codec=codec,
-        roles=roles,
+    task = _save_task(
+        path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
     )
+    return task.run(obj)
+
+
+def async_save(
+    obj: Any,
+    path: Path | Any,
+    *,
+    codec: str = "thin",
+    backend: str = "auto",
+    prove: bool | None = None,
+    allow_pickle: bool = True,
+    overwrite: bool = True,
+    num_threads: int | None = None,
+    host_memory: int | None = None,
+    progress: Progress | None = None,
+) -> SaveFuture:
+    """Save whatever `torch.save` takes; returns a future as soon as the object may change again.
+
+    On return everything is encoded, in host memory; a thread writes it. If the compressed state does not fit into
+    `host_memory`, the call also waits until so much is written that the rest fits; the log says so once.
+
+    Saves in the background run one after the other: the call waits first until the one before has ended or was cancelled.
+    When the process ends, also by an exception, it first finishes the one that is under way; if it fails, or the store does
+    not answer for 10 minutes (THINPOINT_EXIT_WAIT, in seconds), log and stderr say so. A forked process inherits no save.
+    With THINPOINT_DISABLE_ASYNC=1 the future is done on return.
+
+    Args:
+        obj, path and all options: as for `save`.
+
+    Returns:
+        A future whose `result()` is the report. `staging_completion` is done on return. What fails on the way is in the
+        future and in the log, not raised here.
+
+    Raises:
+        BackendUnavailableError, UsageError: as `save`; nothing was begun.
+    """
+    task = _save_task(
+        path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
+    )
+    if os.environ.get("THINPOINT_DISABLE_ASYNC") == "1":
+        return save_at_once(task, obj)
+    return save_in_background(task, obj)
 
 
 def load(
@@ -146,7 +146,7 @@ def load(
     """The object that was saved, bit for bit.
 
     Args:
-        path: str, PathLike, or a seekable binary file object.
+        path: str, PathLike, a URL of a store, a seekable binary file object, or what `Store.source` gives.
         map_location: as for `torch.load`. None puts tensors where they were saved from, or on the CPU if that device
             is not here.
         weights_only: refuse pickled objects, and classes of modules that are not imported. Set it to False only for
@@ -264,3 +264,36 @@ def verify(
         )
     report.raise_if_damaged()
     return report
+
+
+def _save_task(
+    path: Any,
+    codec: str,
+    backend: str,
+    prove: bool | None,
+    allow_pickle: bool,
+    overwrite: bool,
+    num_threads: int | None,
+    host_memory: int | None,
+    progress: Progress | None,
+) -> SaveTask:
+    begin = time.perf_counter()
+    codec = os.environ.get("THINPOINT_CODEC") or codec
+    return SaveTask(
+        begin=begin,
+        target=_sink_for(path, overwrite),
+        path=str(path),
+        codec=codec,
+        backends=choose_backends(backend, codec=codec, prove=prove),
+        host_memory_bytes=host_memory_bytes(host_memory),
+        num_threads=checked_threads(num_threads),
+        allow_pickle=allow_pickle,
+        progress=progress,
+    )
+
+
+def _sink_for(path: Any, overwrite: bool) -> AbstractContextManager[Sink]:
+    is_path = isinstance(path, str | bytes | os.PathLike)
+    if not is_path and not hasattr(path, "write") and isinstance(path, AbstractContextManager):
+        return path
+    return open_sink(path, overwrite=overwrite)

@@ -193,6 +193,12 @@ class StateChangedError(ThinpointError):
     default_hint = "Do not modify the state until save has returned"
 
 
+class SaveCancelledError(ThinpointError):
+    """The save was given up by `cancel`; nothing was written."""
+
+    exit_code = 9
+
+
 class EncodeProofError(ThinpointError):
     """An encoded part did not decode to the bits it was made from."""
 
@@ -204,13 +210,22 @@ class EncodeProofError(ThinpointError):
 
 
 class StorageError(ThinpointError, OSError):
-    """The operating system or the store refused. Also an `OSError`; `errno` is kept."""
+    """The operating system or the store refused. Also an `OSError`; `errno` is kept.
+
+    Args:
+        errno: the system's number, if there is one.
+        transient: trying again may help: timeouts, lost connections, a server that is overloaded. None derives it
+            from `errno`.
+    """
 
     exit_code = 6
 
-    def __init__(self, what: str, *, errno: int | None = None, **fields: Any) -> None:
+    def __init__(
+        self, what: str, *, errno: int | None = None, transient: bool | None = None, **fields: Any
+    ) -> None:
         ThinpointError.__init__(self, what, **fields)
         self.errno = errno
+        self.transient = errno in _TRANSIENT if transient is None else transient
 
 
 class NotFoundError(StorageError, FileNotFoundError):
@@ -230,6 +245,51 @@ class NoSpaceError(StorageError):
 
     default_hint = "Free some space and save again; what was there before is untouched"
 
+
+class SaveTimeoutError(StorageError, TimeoutError):
+    """A save took longer than it may. What it has written so far counts for nothing."""
+
+    default_hint = "The checkpoints before it are untouched; look at the storage, or allow more time"
+
+
+# ---- checkpoints: a directory of them ------------------------------------------------------------------------------
+
+
+class CheckpointError(ThinpointError):
+    """A directory of checkpoints holds nothing that can be loaded, or cannot take what is to be saved. Base class."""
+
+    exit_code = 9
+
+
+class SupersededError(CheckpointError):
+    """Another run has taken over the directory: this one may neither commit nor delete anything in it."""
+
+    default_hint = "End this process; the newer run goes on"
+
+
+class StaleStateError(CheckpointError):
+    """The training step advanced, but no weight has another value than in the checkpoint before."""
+
+    default_hint = "Save the objects that are trained, not copies of them"
+
+
+_TRANSIENT = {
+    _errno.EINTR,
+    _errno.EAGAIN,
+    _errno.EBUSY,
+    _errno.ESTALE,
+    _errno.ETIMEDOUT,
+    _errno.EPIPE,
+    _errno.ECONNRESET,
+    _errno.ECONNABORTED,
+    _errno.ECONNREFUSED,
+    _errno.ENETDOWN,
+    _errno.ENETUNREACH,
+    _errno.ENETRESET,
+    _errno.EHOSTDOWN,
+    _errno.EHOSTUNREACH,
+}
+"""Never EIO: a disk that lost bytes once does not become whole by asking again."""
 
 _BY_ERRNO: dict[int, type[StorageError]] = {
     _errno.ENOENT: NotFoundError,

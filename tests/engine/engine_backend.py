@@ -13,7 +13,7 @@ import torch
 from thinpoint import digest as digests
 from thinpoint.codec.backend import HostBackend, get_backend
 from thinpoint.codec.contract import WORD_DTYPES, EncodedPart
-from thinpoint.device.contract import DecodeItem, EncodeItem
+from thinpoint.device.contract import DecodeItem, EncodeItem, FinishedParts
 from thinpoint.engine.backends import Devices
 from thinpoint.errors import DigestMismatchError, ThinpointError
 
@@ -38,6 +38,9 @@ class CopyingBackend:
         self.decoded: list[list[int]] = []
         self.alive: list[list[weakref.ref[EncodedPart]]] = []
         self._is_busy = threading.Lock()
+
+    def begin_batch(self, items: Sequence[EncodeItem]) -> FinishedParts:
+        return FinishedParts(self.encode_batch(items))
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         assert items and self._is_busy.acquire(blocking=False), "called from two threads at a time"

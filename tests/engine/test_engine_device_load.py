@@ -19,7 +19,7 @@ from engine_backend import CPU, CopyingBackend, on_cpu, zoo
 import thinpoint
 from thinpoint import errors
 from thinpoint.codec.backend import get_backend
-from thinpoint.engine import restore, views
+from thinpoint.engine import fetch, restore, runs, views
 from thinpoint.engine.backends import Devices
 from thinpoint.engine.into import load_state_into
 from thinpoint.engine.load import StorageLoader, load_object
@@ -45,9 +45,9 @@ def zoo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waves of about 2 blocks of FP32, read in pieces of 100,003 bytes."""
-    monkeypatch.setattr(restore, "WAVE_BYTES", 2 << 20)
+    monkeypatch.setattr(runs, "WAVE_BYTES", 2 << 20)
     monkeypatch.setattr(restore, "DEVICE_RUN_BYTES", 1 << 20)
-    monkeypatch.setattr(restore, "READ_BYTES", 100_003)
+    monkeypatch.setattr(fetch, "READ_BYTES", 100_003)
 
 
 @contextmanager

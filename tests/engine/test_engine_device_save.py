@@ -21,7 +21,8 @@ from engine_backend import CopyingBackend, on_cpu, zoo
 import thinpoint
 from thinpoint import errors
 from thinpoint.codec.backend import get_backend
-from thinpoint.engine import save as engine_save
+from thinpoint.engine import encode as engine_encode
+from thinpoint.engine import jobs as engine_jobs
 from thinpoint.engine.backends import Devices
 from thinpoint.engine.save import backend_names, write_file
 from thinpoint.engine.workers import Workers
@@ -44,7 +45,7 @@ def test_bytes_are_those_of_the_cpu(
 ) -> None:
     state = zoo()
     expected = saved(flatten(state), None)
-    monkeypatch.setattr(engine_save, "DEVICE_WAVE_BYTES", wave_bytes)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", wave_bytes)
     backend = CopyingBackend()
     done: list[int] = []
     assert saved(flatten(state), on_cpu(backend), num_threads, progress=done.append) == expected
@@ -56,8 +57,9 @@ def test_bytes_are_those_of_the_cpu(
 
 
 def test_parts_of_one_region_are_spread_over_waves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_save, "PART_BYTES", 1 << 20)
-    monkeypatch.setattr(engine_save, "DEVICE_WAVE_BYTES", 3 << 20)
+    monkeypatch.setattr(engine_jobs, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 3 << 20)
     state = {"w": torch.randn(3000, 700), "v": torch.randn(5)}
     backend = CopyingBackend()
     assert saved(flatten(state), on_cpu(backend)) == saved(flatten(state), None)
@@ -83,14 +85,15 @@ def test_a_few_bytes_on_the_cpu_between_do_not_cut_a_wave(monkeypatch: pytest.Mo
     backend = CopyingBackend()
     assert saved(flat, on_cpu(backend)) == saved(flatten({"state": moments}), None)
     assert [len(batch) for batch in backend.encoded] == [600]
-    monkeypatch.setattr(engine_save, "DEVICE_WAVE_BYTES", 1_200_000)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1_200_000)
     backend = CopyingBackend()
     saved(flat, on_cpu(backend))
     assert [len(batch) for batch in backend.encoded] == [100] * 6
 
 
 def test_large_tensors_on_the_cpu_keep_their_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_save, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_jobs, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "PART_BYTES", 1 << 20)
     state = {f"{place}{i}": torch.randn(200_000) for i in range(4) for place in ("host", "device")}
     flat = on_the_host(flatten(state), lambda name: name[0].startswith("host"))
     backend = CopyingBackend()
@@ -120,10 +123,12 @@ class WatchedSink(FileObjectSink):
         super().write_all(buffers, map)
 
 
-def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_two_are_in_memory(
+def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_three_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_save, "DEVICE_WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 20)
+    # Nothing here is coded by the CPU, which would have waves of its own.
+    monkeypatch.setattr(engine_encode, "PART_BYTES", 0)
     second_is_encoded = threading.Event()
     alive: list[int] = []
 
@@ -144,13 +149,13 @@ def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_two_are_in
     flat = flatten([torch.randn(200_000) for _ in range(8)])
     with Workers(2) as workers:
         write_file(flat, WatchedSink(before), get_backend("cpu"), workers, devices=on_cpu(Watched()))
-    assert alive == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert alive[0] == 0 and 1 <= max(alive) <= 3
 
 
 def test_an_error_of_the_writer_reaches_the_caller_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_save, "DEVICE_WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 20)
     (tmp_path / "s.thin").write_bytes(b"old")
     pwritev = os.pwritev
 

@@ -28,7 +28,8 @@ from thinpoint.errors import (
     UsageError,
 )
 from thinpoint.store import buffers
-from thinpoint.store.local import AtomicWriter, LocalSource
+from thinpoint.store.atomic import AtomicWriter
+from thinpoint.store.local import LocalSource
 
 NOBODY = 65534
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from thinpoint.cli import compress, decompress, doctor, inspect, verify
+from thinpoint.cli import compress, decompress, doctor, gc, inspect, ls, salvage, verify
 from thinpoint.version import __version__
 
 _EPILOG = (
     "Exit codes: 0 ok, 1 unexpected, 2 usage, 3 damaged file, 4 not supported here, 5 unsafe object, "
-    "6 storage, 7 state, 8 failed proof, 130 interrupted. If several files fail, damage comes before the "
+    "6 storage, 7 state, 8 failed proof, 9 checkpoints, 130 interrupted. If several files fail, damage comes before the "
     "first failure."
 )
 
@@ -48,7 +48,12 @@ def _options(
 app.command("compress", short_help="Make .thin files of checkpoints.", epilog=_EPILOG)(compress.compress)
 app.command("decompress", short_help="Make the original files again.", epilog=_EPILOG)(decompress.decompress)
 app.command("inspect", short_help="Show what a .thin file holds.", epilog=_EPILOG)(inspect.inspect_file)
-app.command("verify", short_help="Check .thin files.", epilog=_EPILOG)(verify.verify)
+app.command("verify", short_help="Check .thin files and checkpoints.", epilog=_EPILOG)(verify.verify)
+app.command("ls", short_help="List the checkpoints in a directory.", epilog=_EPILOG)(ls.ls)
+app.command("gc", short_help="Delete what no checkpoint needs.", epilog=_EPILOG)(gc.gc)
+app.command("salvage", short_help="Save what is intact of damaged .thin files.", epilog=_EPILOG)(
+    salvage.salvage
+)
 app.command("doctor", short_help="Check this machine.", epilog=_EPILOG)(doctor.doctor)
 
 

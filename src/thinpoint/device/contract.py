@@ -84,6 +84,20 @@ class PendingParts(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FinishedParts:
+    """`PendingParts` of which nothing is pending."""
+
+    finished: list[EncodedPart]
+
+    def wait(self) -> None:
+        """They are there."""
+
+    def parts(self) -> list[EncodedPart]:
+        """See `PendingParts.parts`."""
+        return self.finished
+
+
 class DeviceBackend(Protocol):
     """A codec on one device. All methods use the device's current stream and may be called from one thread at a time."""
 

@@ -11,7 +11,7 @@ import torch
 
 from thinpoint.codec.contract import EncodedPart
 from thinpoint.codec.nvcomp import EXTRA
-from thinpoint.device.contract import DecodeItem, EncodeItem
+from thinpoint.device.contract import DecodeItem, EncodeItem, FinishedParts
 from thinpoint.device.nvcomp_decode import decode_items
 from thinpoint.device.nvcomp_encode import EncodeWave, chain_of
 from thinpoint.device.nvcomp_layout import waves
@@ -50,20 +50,6 @@ def _warn_of_ans() -> None:
     )
 
 
-@dataclass(frozen=True)
-class Finished:
-    """See `PendingParts`: parts that are in host memory."""
-
-    finished: list[EncodedPart]
-
-    def wait(self) -> None:
-        """They are there."""
-
-    def parts(self) -> list[EncodedPart]:
-        """See `PendingParts.parts`."""
-        return self.finished
-
-
 @dataclass(frozen=True, kw_only=True)
 class NvcompBackend:
     """See `DeviceBackend`. Encodes with nvCOMP; decodes what any codec made, all but `nvcomp-ans` on the CPU.
@@ -82,9 +68,9 @@ class NvcompBackend:
     def name(self) -> str:
         return "nvcomp"
 
-    def begin_batch(self, items: Sequence[EncodeItem]) -> Finished:
+    def begin_batch(self, items: Sequence[EncodeItem]) -> FinishedParts:
         """See `DeviceBackend.begin_batch`. Its parts are there on return."""
-        return Finished(self.encode_batch(items))
+        return FinishedParts(self.encode_batch(items))
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
         """See `DeviceBackend.encode_batch`. Needs about 10 times WAVE_BYTES of device memory, 22 times for nvcomp-zstd."""

@@ -1,127 +1,208 @@
-"""Encodes a flattened state in waves of parts: while one is written, the next is encoded, where its bytes are."""
+"""A save as two halves that overlap: encoding, on the caller's thread, and writing, on another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinpoint.codec.backend import HostBackend
-from thinpoint.codec.contract import WORD_DTYPES, EncodedPart, PartSpec, serial_map
-from thinpoint.codec.plan import ENCODER_VERSION, PART_BYTES
-from thinpoint.device.contract import DeviceBackend, EncodeItem
-from thinpoint.engine.backends import Devices, device_lock
+from thinpoint.codec.plan import ENCODER_VERSION
+from thinpoint.engine.backends import Backends, Devices
+from thinpoint.engine.encode import Progress, encode_waves, enough_bytes
+from thinpoint.engine.flow import Flow, clear_frames
+from thinpoint.engine.jobs import backend_names, part_jobs
+from thinpoint.engine.report import timed
 from thinpoint.engine.workers import Workers
-from thinpoint.file.dtypes import ITEM_BYTES
 from thinpoint.file.index import PartEntry, StorageEntry, TensorEntry
 from thinpoint.file.writer import FileSummary, FileWriter, NewPart
-from thinpoint.state.leaves import FlatState, Region, StorageSource
+from thinpoint.state.leaves import FlatState
+from thinpoint.store.contract import Sink
 from thinpoint.version import __version__
 
-if TYPE_CHECKING:
-    import torch
-
-DEVICE_WAVE_BYTES = 256 << 20
-"""Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
-
-Progress = Callable[[int], None]
-"""Called with raw bytes done so far."""
+__all__ = ["Saving", "Written", "backend_names", "part_jobs", "run", "tensor_entry", "write_file"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartJob:
-    """One part to encode.
+class Written:
+    """A file that was written.
 
     Attributes:
-        storage_index: index of the storage.
-        storage: where its bytes come from.
-        region: the region that the part is cut from.
-        start, end: byte range in the storage.
-        word_bytes: bytes of a word.
-        spec: what the codec may know.
-        on: what codes it on the device where it is; None for the CPU.
+        summary: its size and identity.
+        entries: what the index says of its parts.
+        name: what the sink calls it, if it has a name.
     """
 
-    storage_index: int
-    storage: StorageSource
-    region: Region
-    start: int
-    end: int
-    word_bytes: int
-    spec: PartSpec
-    on: DeviceBackend | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.end - self.start
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device that codes it; None for the CPU."""
-        return None if self.on is None else self.on.device
+    summary: FileSummary
+    entries: list[PartEntry]
+    name: str | None
 
 
-_COMPONENTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+class Saving:
+    """One save under way. `encode` and `write` are called once each, at the same time, on two threads.
 
+    Between them lie at most so many bytes of encoded parts (and one part at least). The first error of either half, or
+    `stop`, ends both, and each raises it.
 
-def words_of(dtype: str) -> tuple[str, int]:
-    """(dtype of the words, bytes of a word) that a dtype is coded as; complex numbers as their components."""
-    dtype = _COMPONENTS.get(dtype, dtype)
-    return dtype, ITEM_BYTES.get(dtype, 1)
+    Args:
+        state: what is saved; it must not change until `encode` has returned.
+        backends: what codes it.
+        host_bytes: the budget; None for no limit but that of a few waves.
+        may_fill_budget: let all of it be filled, instead of a few waves, which is enough for the halves to overlap.
+        seconds: of stages before this one.
+        meta: for the file's index.
+        progress: called by `encode`.
 
-
-def device_backend_of(storage: StorageSource, devices: Devices) -> DeviceBackend | None:
-    """What codes a storage on the device where it is; None for the CPU.
-
-    Raises:
-        BackendUnavailableError: one was asked for by name and cannot run there.
+    Attributes:
+        backend: what codes the tensors, for people.
+        seconds: of each stage.
+        active_at: when the writer last got on, as `time.monotonic` counts.
     """
-    if storage.view is None or not storage.regions:
-        return None
-    return devices.get(storage.view(0, 0).device)
+
+    def __init__(
+        self,
+        state: FlatState,
+        backends: Backends,
+        *,
+        host_bytes: int | None = None,
+        may_fill_budget: bool = False,
+        seconds: dict[str, float] | None = None,
+        meta: dict[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if host_bytes is None or not may_fill_budget:
+            enough = enough_bytes(state.storages, backends.devices)
+            host_bytes = enough if host_bytes is None else min(enough, host_bytes)
+        self._flow: Flow[list[NewPart]] = Flow(host_bytes)
+        self._storages = state.storages
+        self._backends = backends
+        self._progress = progress
+        self._rest: dict[str, Any] = {
+            "storages": [StorageEntry(bytes=s.num_bytes, device=s.device) for s in state.storages],
+            "tensors": [tensor_entry(record) for record in state.tensors],
+            "tree": state.tree,
+            "meta": meta or {},
+        }
+        self.backend = backend_names(state.storages, backends.host, backends.devices)
+        self.seconds: dict[str, float] = {} if seconds is None else seconds
+        self.active_at = time.monotonic()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an error has ended it."""
+        return self._flow.error is not None
+
+    @property
+    def limit_bytes(self) -> int:
+        """How many bytes of encoded parts may be between the halves."""
+        return self._flow.limit_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most of them that were set aside at a time."""
+        return self._flow.peak_bytes
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether encoding had to wait for storage."""
+        return self._flow.has_waited
+
+    def stop(self, error: BaseException) -> None:
+        """End both halves with this error, unless another was before; returns at once."""
+        self._flow.stop(error)
+
+    def encode(self, workers: Workers) -> None:
+        """Encode everything; what was encoded no longer depends on the state.
+
+        Raises:
+            StateChangedError: a tensor changed while it was being read.
+            Whatever ended the other half.
+        """
+        storages, self._storages = self._storages, []
+        with self._stopping_on_error():
+            encode_waves(
+                storages,
+                self._flow,
+                self._backends.host,
+                workers,
+                devices=self._backends.devices,
+                seconds=self.seconds,
+                progress=self._progress,
+            )
+
+    def write(self, target: AbstractContextManager[Sink], num_threads: int) -> Written:
+        """Write what is encoded, as it comes, and commit it; blocks until it is durable.
+
+        Args:
+            target: gives the sink; left with an error, it makes as if the file never was.
+
+        Raises:
+            StorageError: the system refused.
+            Whatever ended the other half.
+        """
+        with self._stopping_on_error(), self._timed_commit(target) as sink, Workers(num_threads) as workers:
+            write_all = partial(sink.write_all, map=self._flow.unless_stopped(workers.copy_map))
+            writer = FileWriter(sink, write_all)
+            entries: list[PartEntry] = []
+
+            def write_wave(parts: list[NewPart]) -> None:
+                with timed(self.seconds, "write"):
+                    entries.extend(writer.add_parts(parts))
+                self.active_at = time.monotonic()
+
+            self._flow.drain(write_wave)
+            with timed(self.seconds, "write"):
+                rest, self._rest = self._rest, {}
+                summary = writer.finish(**rest, encoder=ENCODER_VERSION, writer_version=__version__)
+            # A sink may have been spared the rest after an error: what it has is then not to be committed.
+            self._flow.check()
+        return Written(summary=summary, entries=entries, name=getattr(sink, "name", None))
+
+    @contextmanager
+    def _stopping_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._flow.stop(error)
+            clear_frames(error)
+            first = self._flow.error
+            if first is None or first is error:
+                raise
+            # What came after the first error came of it.
+            raise first from first.__cause__
+
+    @contextmanager
+    def _timed_commit(self, target: AbstractContextManager[Sink]) -> Iterator[Sink]:
+        end = None
+        with target as sink:
+            yield sink
+            end = time.perf_counter()
+        if end is not None:
+            self.seconds["commit"] = time.perf_counter() - end
+            self.active_at = time.monotonic()
 
 
-def backend_names(storages: list[StorageSource], backend: HostBackend, devices: Devices) -> str:
-    """What codes these storages, for people: "cpu", "triton", "triton+cpu"."""
-    used = {}
-    for storage in storages:
-        on_device = device_backend_of(storage, devices)
-        if on_device is not None:
-            used[on_device.name] = 0
-        elif storage.regions:
-            used[backend.name] = 1
-    return "+".join(sorted(used, key=lambda name: used[name])) or backend.name
-
-
-def part_jobs(storages: list[StorageSource], devices: Devices) -> Iterator[PartJob]:
-    """The parts of all storages in order: regions cut to at most PART_BYTES, at rows where a row fits."""
-    for storage_index, storage in enumerate(storages):
-        on_device = device_backend_of(storage, devices)
-        for region in storage.regions:
-            dtype, word_bytes = words_of(region.dtype)
-            row_bytes = region.row_elems * word_bytes
-            row_fits = 0 < row_bytes <= PART_BYTES
-            step = PART_BYTES // row_bytes * row_bytes if row_fits else PART_BYTES
-            spec = PartSpec(dtype=dtype, role=region.role, row_elems=region.row_elems if row_fits else 0)
-            end = region.start_bytes + region.num_bytes
-            for start in range(region.start_bytes, end, step):
-                yield PartJob(
-                    storage_index=storage_index,
-                    storage=storage,
-                    region=region,
-                    start=start,
-                    end=min(start + step, end),
-                    word_bytes=word_bytes,
-                    spec=spec,
-                    on=on_device,
-                )
+def run(saving: Saving, target: AbstractContextManager[Sink], workers: Workers) -> Written:
+    """Both halves of a save; returns, or raises, when nothing is under way any more."""
+    writing: Future[Written] | None = None
+    try:
+        writing = workers.in_background(saving.write, target, workers.num_threads)
+        saving.encode(workers)
+        return writing.result()
+    except BaseException as error:
+        saving.stop(error)
+        if writing is not None:
+            wait([writing])
+        raise
 
 
 def write_file(
     state: FlatState,
-    sink: Any,
+    sink: Sink,
     backend: HostBackend,
     workers: Workers,
     *,
@@ -131,24 +212,17 @@ def write_file(
 ) -> tuple[FileSummary, list[PartEntry]]:
     """Write a flattened state to a sink as one file; returns its summary and the index entries of its parts.
 
-    Blocks until every byte is with the sink. Host memory besides the state: two waves, each encoded from at most
+    Blocks until every byte is with the sink. Host memory besides the state: three waves, each encoded from at most
     DEVICE_WAVE_BYTES on every device with a backend and PART_BYTES on the CPU.
 
     Args:
-        sink: see `store.contract.Sink`.
+        sink: opened and committed by the caller.
         devices: what codes storages on accelerators; by default they are read and coded on the CPU.
     """
-    writer = FileWriter(sink, partial(sink.write_all, map=workers.copy_map))
-    entries = write_parts(state.storages, writer, backend, workers, devices=devices, progress=progress)
-    summary = writer.finish(
-        storages=[StorageEntry(bytes=s.num_bytes, device=s.device) for s in state.storages],
-        tensors=[tensor_entry(record) for record in state.tensors],
-        tree=state.tree,
-        meta=meta or {},
-        encoder=ENCODER_VERSION,
-        writer_version=__version__,
-    )
-    return summary, entries
+    backends = Backends(backend, Devices() if devices is None else devices)
+    saving = Saving(state, backends, meta=meta, progress=progress)
+    written = run(saving, nullcontext(sink), workers)
+    return written.summary, written.entries
 
 
 def tensor_entry(record: dict[str, Any]) -> TensorEntry:
@@ -162,118 +236,3 @@ def tensor_entry(record: dict[str, Any]) -> TensorEntry:
         offset=record["offset"],
         extra={key: value for key, value in record.items() if key not in own},
     )
-
-
-def write_parts(
-    storages: list[StorageSource],
-    writer: FileWriter,
-    backend: HostBackend,
-    workers: Workers,
-    *,
-    devices: Devices | None = None,
-    progress: Progress | None = None,
-) -> list[PartEntry]:
-    """Encode and write every part; returns their index entries. Memory as `write_file`."""
-    devices = Devices() if devices is None else devices
-    entries: list[PartEntry] = []
-    pending: Future[list[PartEntry]] | None = None
-    done = 0
-    for wave in _waves(part_jobs(storages, devices)):
-        parts = _encode_wave(wave, backend, workers)
-        if pending is not None:
-            entries += pending.result()
-        pending = workers.in_background(_write, writer, wave, parts)
-        # Only the writing thread holds it now, or this wave would stay in memory while the next one is encoded.
-        del parts
-        done += sum(job.num_bytes for job in wave)
-        if progress:
-            progress(done)
-    if pending is not None:
-        entries += pending.result()
-    return entries
-
-
-def _write(writer: FileWriter, wave: list[PartJob], parts: list[EncodedPart]) -> list[PartEntry]:
-    return writer.add_parts(
-        NewPart(
-            encoded=part,
-            storage=job.storage_index,
-            start_bytes=job.start,
-            dtype=job.spec.dtype,
-            role=job.spec.role,
-            label=_label(job.region),
-        )
-        for job, part in zip(wave, parts, strict=True)
-    )
-
-
-def _label(region: Region) -> dict[str, Any]:
-    """What salvage without an index needs to know."""
-    return {
-        "name": [key if isinstance(key, str | int) else str(key) for key in region.name],
-        "dtype": region.dtype,
-        "shape": list(region.shape),
-        "role": region.role,
-    }
-
-
-def _waves(jobs: Iterable[PartJob]) -> Iterator[list[PartJob]]:
-    """The jobs in order, in lists that no device's budget is too small for.
-
-    Budgets are apart, so that the few bytes that an optimizer keeps on the CPU for each of its tensors on a GPU do not
-    cut the GPU's waves short.
-    """
-    wave: list[PartJob] = []
-    used: dict[torch.device | None, int] = {}
-    for job in jobs:
-        budget = PART_BYTES if job.on is None else DEVICE_WAVE_BYTES
-        if job.device in used and used[job.device] + job.num_bytes > budget:
-            yield wave
-            wave, used = [], {}
-        wave.append(job)
-        used[job.device] = used.get(job.device, 0) + job.num_bytes
-    if wave:
-        yield wave
-
-
-def _encode_wave(wave: list[PartJob], backend: HostBackend, workers: Workers) -> list[EncodedPart]:
-    """The parts of a wave in order: each device's in one batch, while the CPU's threads have theirs."""
-    places: dict[torch.device | None, list[int]] = {}
-    for place, job in enumerate(wave):
-        places.setdefault(job.device, []).append(place)
-    host_places = places.pop(None, [])
-    on_host = _encode_on_host([wave[place] for place in host_places], backend, workers)
-    parts: dict[int, EncodedPart] = {}
-    for device_places in places.values():
-        encoded = _encode_on_device([wave[place] for place in device_places])
-        parts.update(zip(device_places, encoded, strict=True))
-    parts.update(zip(host_places, on_host, strict=True))
-    return [parts[place] for place in range(len(wave))]
-
-
-def _encode_on_device(jobs: list[PartJob]) -> list[EncodedPart]:
-    """Parts of one device. On the caller's thread: behind its current stream the tensors' values are ready."""
-    backend = jobs[0].on
-    assert backend is not None
-    items = []
-    for job in jobs:
-        assert job.storage.view is not None
-        words = job.storage.view(job.start, job.end)
-        items.append(EncodeItem(words=words, word_bytes=job.word_bytes, spec=job.spec))
-    with device_lock(backend.device):
-        return backend.encode_batch(items)
-
-
-def _encode_on_host(jobs: list[PartJob], backend: HostBackend, workers: Workers) -> Iterable[EncodedPart]:
-    """A single part block by block on all threads, several side by side; these are under way on return."""
-    if len(jobs) == 1:
-        return [_encode(jobs[0], backend, workers.map)]
-    return workers.map(lambda job: _encode(job, backend, serial_map), jobs)
-
-
-def _encode(job: PartJob, backend: HostBackend, map: Any) -> EncodedPart:
-    data = job.storage.read(job.start, job.end)
-    if not data.flags.writeable:
-        # A read-only array is another type to Numba: every kernel would be compiled a second time.
-        data = data.copy()
-    return backend.encode(data.view(WORD_DTYPES[job.word_bytes]), job.spec, map=map)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Region:
         row_elems: words in a row in storage order, 0 without rows; words of complex dtypes are the components.
         name: path of the tensor that gave the region its dtype.
         shape: shape of that tensor.
+        more: what else salvage must know of it: its `stride` if it is not contiguous, `conj` and `neg` if they are true.
     """
 
     start_bytes: int
@@ -35,6 +36,7 @@ class Region:
     row_elems: int
     name: Path
     shape: tuple[int, ...]
+    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def end_bytes(self) -> int:

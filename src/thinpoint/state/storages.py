@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ class View:
         start_bytes, end_bytes: from the beginning of the live storage; equal if it has no elements.
         item_bytes: bytes of an element; 1 for dtypes whose elements share a byte.
         dense: the elements fill the range exactly, in some order of the dimensions.
-        row_elems: as in `Region`.
+        row_elems, more: as in `Region`.
     """
 
     start_bytes: int
@@ -39,6 +40,7 @@ class View:
     role: str
     name: Path
     shape: tuple[int, ...]
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 def strided_view(
@@ -50,8 +52,9 @@ def strided_view(
     item_bytes: int,
     role: str,
     name: Path,
+    lazy: Iterable[str] = (),
 ) -> View:
-    """The `View` of a strided tensor; `offset` and `stride` in elements."""
+    """The `View` of a strided tensor; `offset` and `stride` in elements, `lazy` any of `conj` and `neg`."""
     empty = 0 in shape
     extent = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     dense, ordered = storage_order(shape, stride)
@@ -65,7 +68,20 @@ def strided_view(
         role=role,
         name=name,
         shape=shape,
+        more={
+            **({} if _is_contiguous(shape, stride) else {"stride": list(stride)}),
+            **dict.fromkeys(lazy, True),
+        },
     )
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def contiguous_view(*, shape: tuple[int, ...], dtype: str, item_bytes: int, role: str, name: Path) -> View:
@@ -137,6 +153,7 @@ def _merge(group: list[View], end: int, shift: int) -> Region:
         row_elems=largest.row_elems if whole and aligned else 0,
         name=largest.name,
         shape=largest.shape,
+        more=largest.more,
     )
 
 

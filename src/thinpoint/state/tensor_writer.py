@@ -164,6 +164,7 @@ class TensorWriter:
                 item_bytes=item_bytes,
                 role=role,
                 name=path,
+                lazy=[flag for flag in ("conj", "neg") if record.get(flag)],
             )
         if 0 in shape:
             record["offset"] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from thinpoint.errors import TruncatedFileError, UsageError
+from thinpoint.errors import LimitExceededError, TruncatedFileError, UsageError
 
 PIECE_BYTES = 8 << 20
 """Bytes handed to the system at once: a slow disk can be interrupted, and several threads find work in one part."""
@@ -14,10 +14,14 @@ _MAX_BUFFERS = 1024
 """IOV_MAX of Linux, the most buffers that one system call takes."""
 
 
-def pieces(buffers: Iterable[Any]) -> Iterator[list[memoryview]]:
-    """The bytes of contiguous buffers, in order, as lists of views of together at most `PIECE_BYTES`; no copy."""
+def pieces(buffers: Iterable[Any], offset: int = 0) -> Iterator[list[memoryview]]:
+    """The bytes of contiguous buffers, in order, as lists of views of together at most `PIECE_BYTES`; no copy.
+
+    Args:
+        offset: where the first byte comes to lie; pieces end at multiples of `PIECE_BYTES`.
+    """
     piece: list[memoryview] = []
-    room = PIECE_BYTES
+    room = PIECE_BYTES - offset % PIECE_BYTES
     for buffer in buffers:
         view = memoryview(buffer)
         if view.nbytes == 0:
@@ -29,7 +33,7 @@ def pieces(buffers: Iterable[Any]) -> Iterator[list[memoryview]]:
             view = view[piece[-1].nbytes :]
             if room == 0 or len(piece) == _MAX_BUFFERS:
                 yield piece
-                piece, room = [], PIECE_BYTES
+                piece, room = [], room or PIECE_BYTES
     if piece:
         yield piece
 
@@ -58,4 +62,14 @@ def truncated(offset: int, size: int, file_bytes: int, name: str) -> TruncatedFi
         offset=offset,
         expected=f"at least {offset + size:,} bytes",
         actual=f"{file_bytes:,}",
+    )
+
+
+def too_large(where: str, size: int, max_bytes: int) -> LimitExceededError:
+    """The error of `Store.get` for a file that is larger than the caller takes."""
+    return LimitExceededError(
+        "the file is larger than it can be",
+        where=where,
+        expected=f"at most {max_bytes:,} bytes",
+        actual=f"{size:,}",
     )

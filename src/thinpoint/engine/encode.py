@@ -1,0 +1,185 @@
+"""Encodes the parts of a state in waves, where their bytes are, and hands each wave to the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from thinpoint.codec.backend import HostBackend
+from thinpoint.codec.contract import WORD_DTYPES, EncodedPart, serial_map
+from thinpoint.codec.plan import PART_BYTES
+from thinpoint.device.contract import EncodeItem, PendingParts
+from thinpoint.engine.backends import Devices, device_lock
+from thinpoint.engine.flow import Flow
+from thinpoint.engine.jobs import PartJob, device_backend_of, part_jobs
+from thinpoint.engine.report import timed
+from thinpoint.engine.workers import Workers
+from thinpoint.file.writer import NewPart
+from thinpoint.state.leaves import Region, StorageSource
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_WAVE_BYTES = 256 << 20
+"""Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
+
+Progress = Callable[[int], None]
+"""Called with raw bytes done so far."""
+
+
+def enough_bytes(storages: Iterable[StorageSource], devices: Devices) -> int:
+    """Raw bytes of so many waves that no stage waits for another: one is encoded, one copied from the device, one written."""
+    used = {
+        on.device for on in (device_backend_of(storage, devices) for storage in storages) if on is not None
+    }
+    return 2 * PART_BYTES + 3 * DEVICE_WAVE_BYTES * len(used)
+
+
+def encode_waves(
+    storages: list[StorageSource],
+    flow: Flow[list[NewPart]],
+    backend: HostBackend,
+    workers: Workers,
+    *,
+    devices: Devices,
+    seconds: dict[str, float],
+    progress: Progress | None = None,
+) -> None:
+    """Encode every part and put it into the flow, in order, waiting where that has no room.
+
+    Once it returns, the storages are needed no more: what is in the flow is a copy.
+
+    Args:
+        flow: gets for each wave its parts; its limit also makes waves smaller, down to one part.
+        seconds: of each stage; "encode" and "wait" are added to.
+    """
+    done = 0
+    begun: _Wave | None = None
+
+    def finish(wave: _Wave) -> None:
+        nonlocal done
+        with timed(seconds, "encode"):
+            parts = wave.parts()
+        flow.put(
+            [_new_part(job, part) for job, part in zip(wave.jobs, parts, strict=True)],
+            reserved=wave.raw_bytes,
+            kept=sum(part.stored_bytes for part in parts),
+        )
+        done += wave.raw_bytes
+        if progress:
+            progress(done)
+
+    for jobs in _waves(part_jobs(storages, devices), flow.limit_bytes // 2):
+        raw_bytes = sum(job.num_bytes for job in jobs)
+        if begun is not None and not flow.has_room(raw_bytes):
+            # The writer may need it to make room.
+            finish(begun)
+            begun = None
+        with timed(seconds, "wait"):
+            flow.reserve(raw_bytes)
+        with timed(seconds, "encode"):
+            following = _Wave(jobs, raw_bytes, backend, workers)
+        if begun is not None:
+            finish(begun)
+        begun = following
+        del following
+    if begun is not None:
+        finish(begun)
+    flow.close()
+
+
+def _new_part(job: PartJob, part: EncodedPart) -> NewPart:
+    return NewPart(
+        encoded=part,
+        storage=job.storage_index,
+        start_bytes=job.start,
+        dtype=job.spec.dtype,
+        role=job.spec.role,
+        label=_label(job.region),
+    )
+
+
+def _label(region: Region) -> dict[str, Any]:
+    """What salvage without an index needs to know."""
+    return {
+        "name": [key if isinstance(key, str | int) else str(key) for key in region.name],
+        "dtype": region.dtype,
+        "shape": list(region.shape),
+        "role": region.role,
+        **region.more,
+    }
+
+
+def _waves(jobs: Iterable[PartJob], most_bytes: int) -> Iterator[list[PartJob]]:
+    """The jobs in order, in lists that no device's budget is too small for, which is at most `most_bytes`.
+
+    Budgets are apart, so that the few bytes that an optimizer keeps on the CPU for each of its tensors on a GPU do not
+    cut the GPU's waves short.
+    """
+    wave: list[PartJob] = []
+    used: dict[torch.device | None, int] = {}
+    for job in jobs:
+        budget = min(PART_BYTES if job.on is None else DEVICE_WAVE_BYTES, most_bytes)
+        if job.device in used and used[job.device] + job.num_bytes > budget:
+            yield wave
+            wave, used = [], {}
+        wave.append(job)
+        used[job.device] = used.get(job.device, 0) + job.num_bytes
+    if wave:
+        yield wave
+
+
+class _Wave:
+    """A wave under way: each device has its parts in one batch, while the CPU's threads have theirs.
+
+    A device copies what it encoded to the host while the next wave is begun.
+    """
+
+    def __init__(self, jobs: list[PartJob], raw_bytes: int, backend: HostBackend, workers: Workers) -> None:
+        self.jobs, self.raw_bytes = jobs, raw_bytes
+        places: dict[torch.device | None, list[int]] = {}
+        for place, job in enumerate(jobs):
+            places.setdefault(job.device, []).append(place)
+        self._host_places = places.pop(None, [])
+        self._on_host = _encode_on_host([jobs[place] for place in self._host_places], backend, workers)
+        self._on_devices = [
+            (device_places, _begin_on_device([jobs[place] for place in device_places]))
+            for device_places in places.values()
+        ]
+
+    def parts(self) -> list[EncodedPart]:
+        """The parts in order; waits for them. Only once: it keeps none of them."""
+        parts: dict[int, EncodedPart] = {}
+        for places, pending in self._on_devices:
+            parts.update(zip(places, pending.parts(), strict=True))
+        parts.update(zip(self._host_places, self._on_host, strict=True))
+        self._on_host, self._on_devices = [], []
+        return [parts[place] for place in range(len(self.jobs))]
+
+
+def _begin_on_device(jobs: list[PartJob]) -> PendingParts:
+    """Parts of one device. On the caller's thread: behind its current stream the tensors' values are ready."""
+    backend = jobs[0].on
+    assert backend is not None
+    items = []
+    for job in jobs:
+        assert job.storage.view is not None
+        words = job.storage.view(job.start, job.end)
+        items.append(EncodeItem(words=words, word_bytes=job.word_bytes, spec=job.spec))
+    with device_lock(backend.device):
+        return backend.begin_batch(items)
+
+
+def _encode_on_host(jobs: list[PartJob], backend: HostBackend, workers: Workers) -> Iterable[EncodedPart]:
+    """A single part block by block on all threads, several side by side; these are under way on return."""
+    if len(jobs) == 1:
+        return [_encode(jobs[0], backend, workers.map)]
+    return workers.map(lambda job: _encode(job, backend, serial_map), jobs)
+
+
+def _encode(job: PartJob, backend: HostBackend, map: Any) -> EncodedPart:
+    data = job.storage.read(job.start, job.end)
+    if not data.flags.writeable:
+        # A read-only array is another type to Numba: every kernel would be compiled a second time.
+        data = data.copy()
+    return backend.encode(data.view(WORD_DTYPES[job.word_bytes]), job.spec, map=map)
