@@ -21,13 +21,19 @@ _PUBLIC = {
     "SaveFuture": "thinpoint.api",
     "LoadIntoReport": "thinpoint.api",
     "VerifyReport": "thinpoint.api",
+    "Checkpointer": "thinpoint.checkpoint",
+    "CheckpointReport": "thinpoint.checkpoint",
+    "RestoreReport": "thinpoint.checkpoint",
     "ThinFile": "thinpoint.opened",
     "StoredTensor": "thinpoint.opened",
     "ThinpointError": "thinpoint.errors",
 }
 
 __all__ = [
+    "CheckpointReport",
+    "Checkpointer",
     "LoadIntoReport",
+    "RestoreReport",
     "SaveFuture",
     "SaveReport",
     "StoredTensor",
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
         save,
         verify,
     )
+    from thinpoint.checkpoint import Checkpointer, CheckpointReport, RestoreReport
     from thinpoint.errors import ThinpointError
     from thinpoint.opened import StoredTensor, ThinFile
 

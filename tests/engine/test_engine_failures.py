@@ -199,13 +199,16 @@ def test_the_error_that_came_first_is_raised_when_both_sides_fail(
 def test_a_kept_error_keeps_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Any]] = []
     encode_raw = raw.encode_raw
+    has_encoded = threading.Event()
 
     def watched(words: Any, map: Any) -> Any:
         part = encode_raw(words, map)
         alive.append(weakref.ref(part))
+        has_encoded.set()
         return part
 
     def refuse(*arguments: Any) -> int:
+        assert has_encoded.wait(60)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(raw, "encode_raw", watched)

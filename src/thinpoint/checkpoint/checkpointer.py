@@ -1,0 +1,395 @@
+"""A directory of checkpoints: saved in turn, committed one by one, restored from the newest that is intact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from inspect import isfunction, ismethod
+from types import TracebackType
+from typing import Any, Literal
+
+from thinpoint.checkpoint import restore as restoring
+from thinpoint.checkpoint.catalog import committed, folders
+from thinpoint.checkpoint.commit import Saved
+from thinpoint.checkpoint.future import CheckpointFuture
+from thinpoint.checkpoint.lane import retry
+from thinpoint.checkpoint.leftovers import ORPHAN_AGE_S
+from thinpoint.checkpoint.log import log
+from thinpoint.checkpoint.manifest import check_metadata
+from thinpoint.checkpoint.names import MAX_STEP
+from thinpoint.checkpoint.options import DEFAULT_TIMEOUT_S, Options
+from thinpoint.checkpoint.report import CheckpointReport, RestoreReport
+from thinpoint.checkpoint.schedule import Schedule
+from thinpoint.checkpoint.sigterm import SigtermFlag
+from thinpoint.checkpoint.writer import Writer
+from thinpoint.errors import DamagedFileError, NotFoundError, StorageError, UnsupportedError, UsageError
+from thinpoint.store import open_store
+
+FIRST_CLAIM_S = 30.0
+"""How long the first training step may be held up by taking the directory over."""
+
+
+class Checkpointer:
+    """Saves the state of a training run again and again, and gives back the newest checkpoint that is intact.
+
+    A context manager; leaving it waits for what is in flight. One process writes to a directory: the first save, or the
+    first `maybe_save`, takes it over, and whoever wrote before can neither commit nor delete anything any more. Reading
+    takes nothing over. May be shared by threads; a forked process takes the directory over when it saves.
+
+    Args:
+        directory: a path, a URL (`s3://bucket/run`) or a store. It need not exist yet.
+        every_steps, every_minutes: when `maybe_save` saves: at multiples, and when so much time has passed since the last
+            save began.
+        keep_last: the newest so many are kept; None keeps all. Others are deleted, in the background, once a newer one is
+            durable.
+        keep_every: multiples of this are kept for ever and do not count.
+        on_error: "raise" what a save raises, at the latest at the next call; "warn" logs it, until `max_failures` saves in a
+            row have failed. A superseded run always raises.
+        max_failures: see `on_error`.
+        timeout: seconds that a save may take in all, its commit included. Then it has failed; what hangs is left behind. None
+            waits for ever.
+        retries: more attempts after errors that may pass, after 0.5, 1, 2, ... seconds. (The data of an asynchronous save
+            can be written only once.)
+        while_saving: a save while another is running "wait"s for it, is "skip"ped, or "fail"s.
+        stale: if the step has advanced and no weight has changed since the checkpoint before: "warn", "fail" or "ignore".
+        orphan_age: seconds after which what belongs to no checkpoint is deleted even if its writer may be alive.
+        delete_pause: seconds between two deletions.
+        on_event: called with the report of every save and restore, on the thread that did it. It must not save.
+        on_committed: called with (step, path) of every new checkpoint, on the thread that committed it. It must not save.
+        codec, backend, prove, allow_pickle, num_threads, host_memory: as for `thinpoint.async_save`.
+
+    Raises:
+        UsageError: an option is not valid.
+    """
+
+    def __init__(
+        self,
+        directory: Any,
+        *,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        on_error: Literal["raise", "warn"] = "raise",
+        max_failures: int = 3,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        retries: int = 3,
+        while_saving: Literal["wait", "skip", "fail"] = "wait",
+        stale: Literal["warn", "fail", "ignore"] = "warn",
+        orphan_age: float = ORPHAN_AGE_S,
+        delete_pause: float = 0.1,
+        on_event: Callable[[CheckpointReport | RestoreReport], Any] | None = None,
+        on_committed: Callable[[int, str], Any] | None = None,
+        codec: str = "thin",
+        backend: str = "auto",
+        prove: bool | None = None,
+        allow_pickle: bool = True,
+        num_threads: int | None = None,
+        host_memory: int | None = None,
+    ) -> None:
+        self._store = open_store(directory)
+        self._options = Options(
+            every_steps=every_steps,
+            every_minutes=every_minutes,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            on_error=on_error,
+            max_failures=max_failures,
+            timeout=timeout,
+            retries=retries,
+            while_saving=while_saving,
+            stale=stale,
+            orphan_age=orphan_age,
+            delete_pause=delete_pause,
+            on_event=on_event,
+            on_committed=on_committed,
+        )
+        self._save_options = {
+            "codec": codec,
+            "backend": backend,
+            "prove": prove,
+            "allow_pickle": allow_pickle,
+            "num_threads": num_threads,
+            "host_memory": host_memory,
+        }
+        self._load_options: dict[str, Any] = {"backend": backend, "num_threads": num_threads}
+        self._writer = Writer(self._store, self._options, self._save_options)
+        self._schedule = Schedule(every_steps=every_steps, every_minutes=every_minutes)
+        self._sigterm: SigtermFlag | None = None
+        self._tried_to_claim = False
+        self._is_closed = False
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as own:  # noqa: BLE001
+            # What ended the block matters more.
+            log.error("a save failed: %s", own)
+
+    @property
+    def url(self) -> str:
+        """The directory, for people: a path, or a URL without secrets."""
+        return self._store.url
+
+    def save(
+        self, state: Any, step: int, *, metadata: dict[str, Any] | None = None, overwrite: bool = False
+    ) -> CheckpointReport:
+        """Saves, and returns a report when the checkpoint is durable. Blocks on I/O, at most `timeout` seconds.
+
+        Args:
+            state: whatever `thinpoint.save` takes; must not change meanwhile.
+            step: training step, from 0 on.
+            metadata: JSON values for the manifest, at most 1 MiB: readable without the data.
+            overwrite: replace the step's checkpoint, in one step, if there is one.
+
+        Returns:
+            What was done. With `on_error="warn"` or `while_saving="skip"` its `outcome` may be other than "committed".
+
+        Raises:
+            AlreadyExistsError: the step has a checkpoint, and was not found damaged by `restore`.
+            SupersededError: another run has taken the directory over.
+            StaleStateError: see `stale`.
+            CheckpointError: see `while_saving`.
+            SaveTimeoutError: see `timeout`.
+            And what `thinpoint.save` raises, and an earlier save that nobody asked about.
+        """
+        return self._save(state, step, metadata, overwrite, asynchronous=False).result()
+
+    def async_save(
+        self, state: Any, step: int, *, metadata: dict[str, Any] | None = None, overwrite: bool = False
+    ) -> CheckpointFuture:
+        """As `save`, but returns as soon as the state may change again; a future of the report.
+
+        The process does not end before the save has. With THINPOINT_DISABLE_ASYNC=1 the future is done on return.
+
+        Raises:
+            CheckpointError, and what an earlier save raised that nobody asked about; all else is in the future.
+        """
+        return self._save(state, step, metadata, overwrite, asynchronous=True)
+
+    def maybe_save(
+        self,
+        state: Any,
+        step: int,
+        *,
+        metadata: dict[str, Any] | None = None,
+        blocking: bool = False,
+    ) -> CheckpointFuture | None:
+        """Saves if `every_steps` or `every_minutes` say so, or SIGTERM has come. For every training step.
+
+        Args:
+            state: as for `save`, or a function without arguments that gives it, called only when it is needed.
+            blocking: as `save`; otherwise as `async_save`. After SIGTERM always as `save`, within the time of grace.
+
+        Returns:
+            A future of the report; None if no save was due.
+
+        Raises: as `async_save`.
+        """
+        self._check_open()
+        self._take_over()
+        self._writing().raise_unasked()
+        stop = self.should_stop
+        if not self._schedule.is_due(step, stop=stop):
+            return None
+        if isfunction(state) or ismethod(state):
+            state = state()
+        future = self._save(state, step, metadata, False, asynchronous=not (blocking or stop))
+        if stop and future.exception() is None and future.result().outcome == "committed":
+            self._schedule.stopped = True
+        return future
+
+    def restore(
+        self,
+        state: Any,
+        step: int | None = None,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        weights_only: bool = True,
+    ) -> RestoreReport | None:
+        """Loads the newest intact checkpoint into the tensors of `state`, in place. Blocks on I/O.
+
+        Newer ones that are damaged are passed over: the log and the report say which and why, and a later save may replace
+        them. What is no tensor is replaced in its dict or list.
+
+        Args:
+            state, strict, cast, weights_only: as for `thinpoint.load_into`.
+            step: this one and no other; None for the newest.
+
+        Returns:
+            What was restored; None if the directory holds no checkpoint at all.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is intact, or none of that step. The state may be partly
+                overwritten.
+            StateMismatchError: the checkpoint and the state differ; nothing was touched.
+            StorageError: the store refused, for reasons that say nothing about the data.
+            And, if a step was given, what `thinpoint.load_into` raises.
+        """
+        use = restoring.fill(state, strict=strict, cast=cast, weights_only=weights_only, **self._load_options)
+        found = restoring.restore_newest(self._store, use, _step_or_none(step), retries=self._options.retries)
+        if found is None:
+            log.info("there is no checkpoint in %s", self._store.url)
+            return None
+        report, manifest = found
+        writer = self._writing()
+        writer.before = Saved(step=manifest.step, trainable=manifest.trainable)
+        writer.damaged.update(skipped.step for skipped in report.skipped)
+        self._schedule.restored(report.step)
+        log.info("training step %d is restored from %s", report.step, report.path)
+        writer.tell(self._options.on_event, report)
+        return report
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        map_location: Any = None,
+        weights_only: bool = True,
+        names: Any = None,
+    ) -> Any:
+        """The object itself, of the newest intact checkpoint or of one step; None if there is no checkpoint at all.
+
+        Args:
+            map_location, weights_only, names: as for `thinpoint.load`.
+
+        Raises: as `restore`, and what `thinpoint.load` raises.
+        """
+        make = restoring.make(
+            map_location=map_location, weights_only=weights_only, names=names, **self._load_options
+        )
+        read = restoring.read_newest(self._store, make, _step_or_none(step), retries=self._options.retries)
+        return None if read is None else read.result
+
+    def steps(self) -> list[int]:
+        """The training steps that have a checkpoint, ascending, by their manifests. Blocks on I/O."""
+        return [*self._newest_first()][::-1]
+
+    def latest(self) -> int | None:
+        """The newest training step that has a checkpoint, by its manifest; None without any. Blocks on I/O."""
+        return next(self._newest_first(), None)
+
+    def truncate_after(self, step: int) -> list[int]:
+        """Deletes all checkpoints behind a training step, newest first, and returns their steps. Blocks on I/O.
+
+        For rolling back: what is saved from here on belongs to another history.
+
+        Raises:
+            CheckpointError: no checkpoint would be left.
+            SupersededError: another run has taken the directory over.
+        """
+        self._check_open()
+        return self._writing().truncate_after(_checked_step(step))
+
+    def wait(self) -> None:
+        """Waits for the save in flight.
+
+        Raises: what it raises, if nobody has asked for it.
+        """
+        writer = self._writing()
+        writer.wait()
+        writer.raise_unasked()
+
+    def close(self) -> None:
+        """Waits for what is in flight, and takes the handler of SIGTERM away. Twice is no error.
+
+        Raises: what a save raised that nobody asked about.
+        """
+        self._is_closed = True
+        if self._sigterm is not None:
+            self._sigterm.remove()
+        writer = self._writing()
+        writer.finish()
+        writer.raise_unasked()
+
+    def install_sigterm(self, grace_seconds: float) -> None:
+        """From now on SIGTERM does not end the process: it sets `should_stop`, and the next `maybe_save` saves.
+
+        A handler that was there before is called as well. Only in the main thread.
+
+        Args:
+            grace_seconds: from the signal until the process will be killed; the save may take no longer.
+
+        Raises:
+            UsageError: not the main thread, or not a number above 0.
+        """
+        if self._sigterm is not None:
+            self._sigterm.remove()
+        self._sigterm = SigtermFlag(grace_seconds)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether SIGTERM has come: leave the training loop once `maybe_save` has saved."""
+        return self._sigterm is not None and self._sigterm.received
+
+    def _save(
+        self, state: Any, step: int, metadata: dict[str, Any] | None, overwrite: bool, *, asynchronous: bool
+    ) -> CheckpointFuture:
+        self._check_open()
+        step = _checked_step(step)
+        metadata = check_metadata({} if metadata is None else metadata)
+        self._schedule.began(step)
+        return self._writing().save(
+            state,
+            step,
+            metadata=metadata,
+            overwrite=overwrite,
+            asynchronous=asynchronous,
+            within_s=self._sigterm.remaining_s() if self._sigterm is not None else None,
+        )
+
+    def _take_over(self) -> None:
+        """Before the first training step: from here on an older run cannot add checkpoints to this one's history."""
+        if self._tried_to_claim:
+            return
+        self._tried_to_claim = True
+        try:
+            self._writing().claim_within(FIRST_CLAIM_S)
+        except StorageError as error:
+            log.warning("the directory could not be taken over yet: %s", error)
+
+    def _writing(self) -> Writer:
+        """This process's writer: threads, locks and the claim of the one that it was forked from are not its own."""
+        if self._writer.pid != os.getpid():
+            inherited = self._writer
+            self._writer = Writer(self._store, self._options, self._save_options)
+            self._writer.before, self._writer.damaged = inherited.before, set(inherited.damaged)
+        return self._writer
+
+    def _newest_first(self) -> Iterator[int]:
+        retries = self._options.retries
+        for step, folder in retry(lambda: folders(self._store), retries).items():
+            if not folder.has_manifest:
+                continue
+            try:
+                retry(lambda folder=folder: committed(self._store, folder), retries)  # type: ignore[misc]
+            except (DamagedFileError, NotFoundError, UnsupportedError) as error:
+                log.warning("training step %d has no checkpoint that counts: %s", step, error)
+            else:
+                yield step
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the checkpointer is closed", where=self._store.url)
+
+
+def _checked_step(step: Any) -> int:
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise UsageError("a training step is a whole number", actual=repr(step))
+    number = int(step)
+    if not 0 <= number <= MAX_STEP:
+        raise UsageError("the training step is not valid", expected=f"0 to {MAX_STEP:,}", actual=number)
+    return number
+
+
+def _step_or_none(step: Any) -> int | None:
+    return None if step is None else _checked_step(step)
