@@ -21,6 +21,7 @@ from thinpoint.checkpoint.options import DEFAULT_TIMEOUT_S, Options
 from thinpoint.checkpoint.report import CheckpointReport, RestoreReport
 from thinpoint.checkpoint.schedule import Schedule
 from thinpoint.checkpoint.sigterm import SigtermFlag
+from thinpoint.checkpoint.stateful import state_of
 from thinpoint.checkpoint.writer import Writer
 from thinpoint.errors import DamagedFileError, NotFoundError, StorageError, UnsupportedError, UsageError
 from thinpoint.store import open_store
@@ -145,7 +146,8 @@ class Checkpointer:
         """Saves, and returns a report when the checkpoint is durable. Blocks on I/O, at most `timeout` seconds.
 
         Args:
-            state: whatever `thinpoint.save` takes; must not change meanwhile.
+            state: whatever `thinpoint.save` takes; must not change meanwhile. Modules, optimizers and whatever else has
+                `state_dict` and `load_state_dict` stand for their state dict, in dicts, lists and tuples too.
             step: training step, from 0 on.
             metadata: JSON values for the manifest, at most 1 MiB: readable without the data.
             overwrite: replace the step's checkpoint, in one step, if there is one.
@@ -339,7 +341,7 @@ class Checkpointer:
         metadata = check_metadata({} if metadata is None else metadata)
         self._schedule.began(step)
         return self._writing().save(
-            state,
+            state_of(state),
             step,
             metadata=metadata,
             overwrite=overwrite,

@@ -129,7 +129,7 @@ class _Pairing:
         """Match a node with what stands at its path; `setter` replaces that, None if nothing can."""
         import torch
 
-        if not isinstance(live, torch.Tensor) and _is_stateful(live):
+        if not isinstance(live, torch.Tensor) and is_stateful(live):
             owner, live = live, live.state_dict()
             self.plan._reload.append((path, owner, live))
             setter = None
@@ -293,7 +293,8 @@ def _is_same_subclass(subclass: Any, cls: type, context: Any) -> bool:
     return bool(flat.tensors) or flat.tree == subclass.get("context")
 
 
-def _is_stateful(live: Any) -> bool:
+def is_stateful(live: Any) -> bool:
+    """Whether an object gives its state by `state_dict` and takes it by `load_state_dict`, as modules and optimizers do."""
     if isinstance(live, type):
         return False
     return callable(getattr(live, "state_dict", None)) and callable(getattr(live, "load_state_dict", None))
@@ -331,7 +332,7 @@ def _holds_live_tensors(live: Any) -> bool:
         return any(_holds_live_tensors(value) for value in live.values())
     if isinstance(live, (list, tuple)):
         return any(_holds_live_tensors(value) for value in live)
-    return _is_stateful(live)
+    return is_stateful(live)
 
 
 def _at(loaded: Any, path: Path) -> Any:
