@@ -115,6 +115,10 @@ class LimitExceededError(DamagedFileError):
     """A size in the file is beyond the limit that the specification sets."""
 
 
+class NotEnoughMemoryError(LimitExceededError):
+    """What the file holds does not fit into this machine's memory; the file itself may be intact."""
+
+
 # ---- support: intact, but not for this version or this machine -----------------------------------------------------
 
 

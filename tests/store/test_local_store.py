@@ -116,3 +116,14 @@ def test_folder_that_cannot_be_listed_is_an_error_and_not_empty(store, monkeypat
         store.files()
     monkeypatch.undo()
     assert (caught.value.errno, caught.value.transient) == (number, transient)
+
+
+def test_a_folder_that_is_a_link_is_outside(tmp_path: Path) -> None:
+    (tmp_path / "outside" / "in").mkdir(parents=True)
+    (tmp_path / "outside" / "in" / "file").write_bytes(b"x")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / "outside")
+    store = LocalStore(root)
+    for prefix in ("", "link", "link/", "link/in/", "link/in/file"):
+        assert store.files(prefix) == []

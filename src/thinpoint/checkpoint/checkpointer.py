@@ -235,6 +235,7 @@ class Checkpointer:
                 overwritten.
             StateMismatchError: the checkpoint and the state differ; nothing was touched.
             StorageError: the store refused, for reasons that say nothing about the data.
+            NotEnoughMemoryError: nor does this.
             And, if a step was given, what `thinpoint.load_into` raises.
         """
         use = restoring.fill(state, strict=strict, cast=cast, weights_only=weights_only, **self._load_options)

@@ -22,6 +22,7 @@ from thinpoint.errors import (
     CheckpointError,
     DamagedFileError,
     DigestMismatchError,
+    NotEnoughMemoryError,
     NotFoundError,
     UnsupportedError,
 )
@@ -71,6 +72,9 @@ def read_newest(store: Store, use: Use[Result], step: int | None, *, retries: in
             continue
         try:
             manifest, result = _read(store, folder, use, retries)
+        except NotEnoughMemoryError:
+            # It may be intact: that is no reason to go back to an older one.
+            raise
         except (DamagedFileError, NotFoundError) as error:
             log.warning("training step %d is passed over: %s", folder.step, error)
             skipped.append(SkippedStep(step=folder.step, reason=str(error)))

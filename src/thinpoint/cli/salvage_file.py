@@ -21,7 +21,7 @@ from thinpoint.engine.restore import coded_part
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import (
     DigestMismatchError,
-    LimitExceededError,
+    NotEnoughMemoryError,
     StorageError,
     ThinpointError,
     UnsupportedError,
@@ -142,7 +142,7 @@ class _Check:
             try:
                 self._prove(entry)
             except MemoryError:
-                self.bad[place] = LimitExceededError(
+                self.bad[place] = NotEnoughMemoryError(
                     "there is not enough memory to decode a part", offset=entry.offset
                 )
             except (UnsupportedError, StorageError) as error:

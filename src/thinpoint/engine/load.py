@@ -13,7 +13,7 @@ from thinpoint.engine.backends import Devices
 from thinpoint.engine.restore import DeviceTarget, Restorer, Target
 from thinpoint.engine.views import SPAN_BYTES, target_of
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import LimitExceededError
+from thinpoint.errors import LimitExceededError, NotEnoughMemoryError
 from thinpoint.file.index import tensor_record
 from thinpoint.file.reader import FileReader
 from thinpoint.state.devices import place, resolve_device
@@ -143,7 +143,7 @@ class StorageLoader:
             raise self._no_memory(num_bytes) from error
 
     def _no_memory(self, num_bytes: int) -> LimitExceededError:
-        return LimitExceededError(
+        return NotEnoughMemoryError(
             "there is not enough memory for a tensor's storage",
             where=self._restorer.reader.name,
             actual=f"{num_bytes:,} bytes",

@@ -33,7 +33,7 @@ from thinpoint.engine.runs import (
     waves,
 )
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import DigestMismatchError, LimitExceededError, ThinpointError
+from thinpoint.errors import DigestMismatchError, NotEnoughMemoryError, ThinpointError
 from thinpoint.file.layout import hex64
 from thinpoint.file.reader import FileReader
 
@@ -109,7 +109,7 @@ class Restorer:
         Raises:
             DigestMismatchError, MalformedFileError, UnknownCodecError: what was read is damaged or not for this
                 version; targets may be partly written.
-            LimitExceededError: there is not enough memory.
+            NotEnoughMemoryError: there is not enough memory.
             StorageError: the store refused.
         """
         digests = _PartDigests(self.reader)
@@ -227,7 +227,7 @@ class Restorer:
         return partials
 
     def _no_memory(self, run: Run) -> ThinpointError:
-        return self._located(LimitExceededError("there is not enough memory to decode a part"), run)
+        return self._located(NotEnoughMemoryError("there is not enough memory to decode a part"), run)
 
     def _located(self, error: ThinpointError, run: Run) -> ThinpointError:
         """The error with the file, offset and tensor, where it does not name them yet."""

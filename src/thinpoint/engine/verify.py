@@ -12,7 +12,7 @@ from thinpoint.codec.backend import HostBackend
 from thinpoint.engine.backends import Devices
 from thinpoint.engine.restore import RUN_BYTES, WAVE_BYTES, DeviceTarget, Restorer, Target
 from thinpoint.engine.workers import Workers
-from thinpoint.errors import LimitExceededError, ThinpointError
+from thinpoint.errors import NotEnoughMemoryError, ThinpointError
 from thinpoint.file.reader import FileReader
 from thinpoint.file.verify import verify_stored
 from thinpoint.state.tree_names import tensor_names
@@ -109,7 +109,7 @@ def _decode_all(
             restorer.fill(_target(reader, part, scratch) for part in parts)
         except MemoryError:
             problems.append(
-                LimitExceededError("there is not enough memory to decode a part", where=reader.name)
+                NotEnoughMemoryError("there is not enough memory to decode a part", where=reader.name)
             )
         except ThinpointError as error:
             if len(parts) == 1:
@@ -140,7 +140,7 @@ def _target(reader: FileReader, part: int, scratch: torch.device | None) -> Targ
     try:
         out = torch.empty(entry.raw_bytes, dtype=torch.uint8, device=scratch)
     except RuntimeError as error:
-        raise LimitExceededError(
+        raise NotEnoughMemoryError(
             f"there is not enough memory on {scratch} to decode a part", where=reader.name
         ) from error
     return DeviceTarget(storage=entry.storage, start=entry.start, out=out)

@@ -64,10 +64,15 @@ def open_store(target: Any, **options: Any) -> Store:
 def open_sink(target: Any, *, overwrite: bool = True) -> Iterator[Sink]:
     """A sink for a path, a URL or a binary file object; leaving the block without an error makes it durable.
 
+    A sink itself is given back, and made durable by whoever made it.
+
     Raises:
         StorageError: the system refused; a path is left as it was.
         UsageError: neither a path nor a URL nor a writable file object.
     """
+    if hasattr(target, "write_all") and hasattr(target, "tell"):
+        yield target
+        return
     if hasattr(target, "write"):
         sink = FileObjectSink(target)
         yield sink

@@ -157,6 +157,10 @@ class LocalStore:
         above = prefix.rpartition("/")[0]
         if above:
             check_name(above)
+            folders = above.split("/")
+            if any(os.path.islink(os.path.join(self._root, *folders[: i + 1])) for i in range(len(folders))):
+                # As below: folders that are links lie outside of the store.
+                return iter(())
         found = self._walk_folder(os.path.join(self._root, above), f"{above}/" if above else "", prefix)
         return iter(sorted(found, key=lambda item: item[0]))
 
