@@ -118,7 +118,7 @@ def test_folder_that_cannot_be_listed_is_an_error_and_not_empty(store, monkeypat
     assert (caught.value.errno, caught.value.transient) == (number, transient)
 
 
-def test_a_folder_that_is_a_link_is_outside(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_outside(tmp_path):
     (tmp_path / "outside" / "in").mkdir(parents=True)
     (tmp_path / "outside" / "in" / "file").write_bytes(b"x")
     root = tmp_path / "root"
