@@ -23,9 +23,9 @@ def dense() -> states.State:
     return states.make_dense(states.TINY, CPU)
 
 
-def run(out: Path, *arguments: str) -> dict[str, Any]:
+def run(out: Path, *arguments: str, module: str = "bench.gpu") -> dict[str, Any]:
     """The records that a run writes, by kind."""
-    command = [sys.executable, "-m", "bench.gpu", "--out", str(out), "--device", "cpu", "--tiny", *arguments]
+    command = [sys.executable, "-m", module, "--out", str(out), "--device", "cpu", "--tiny", *arguments]
     environment = {**os.environ, "THINPOINT_COMMIT": "0123456789ab"}
     done = subprocess.run(
         command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
@@ -55,6 +55,21 @@ def test_what_would_begin_too_late_is_left_out(tmp_path: Path) -> None:
     records = run(tmp_path, "--states", "dense", "--max-s", "0")
     assert "dense w" in records["gpu-codec"]["skipped"]
     assert "RAM disk: thinpoint" in records["gpu-e2e"]["skipped"]
+
+
+@pytest.mark.slow
+def test_stalls_and_storage_of_given_rates_are_measured_and_exact(tmp_path: Path) -> None:
+    records = run(tmp_path / "out", "--folder", str(tmp_path), "--saves", "2", module="bench.gpu.saving")
+    rows = {row["name"]: row for row in records["gpu-stall"]["rows"]}
+    for name in ("thinpoint.save", "thinpoint.async_save", "torch.save", "dcp.save, 8 threads"):
+        assert "error" not in rows[name], rows[name]
+        assert 0 < rows[name]["stall"]["median"] <= rows[name]["durable"]["median"]
+    assert records["gpu-stall"]["target"]["compressed_over_link_s"] > 0
+    for row in records["gpu-throttled"]["rows"]:
+        for codec_name in ("thin", "raw"):
+            for verb in ("save", "load"):
+                # Nothing is faster than the storage.
+                assert row[codec_name][verb]["over_storage"] >= 1, row
 
 
 def test_states_have_what_training_leaves_behind(dense: states.State) -> None:
