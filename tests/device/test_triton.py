@@ -28,7 +28,9 @@ from thinpoint.device import launch
 from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
 from thinpoint.device.kernels import code
+from thinpoint.device.outgoing import OutgoingWave
 from thinpoint.device.select import device_backend, why_not
+from thinpoint.device.transfers import HostCopies
 from thinpoint.errors import BackendUnavailableError, DigestMismatchError, MalformedFileError, ThinpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "codec"))
@@ -362,7 +364,7 @@ def test_stored_bytes_are_those_of_the_parts(device: torch.device, short_segment
     made = [codec_zoo.make(kind, "float32", 5000) for kind in kinds]
     items = [item_of(w, replace(F32, row_elems=row), device) for w, row in made]
     wave = backend.codec.encode(items)
-    parts = backend._to_host(wave)
+    parts = OutgoingWave(backend.codec, wave, HostCopies(device), get_backend()).parts()
     left = sum(
         items[i].words.numel() - parts[i].stored_bytes for i in (*wave.outcome.raw, *wave.outcome.host)
     )

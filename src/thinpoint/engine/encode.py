@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from thinpoint.codec.backend import HostBackend
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 DEVICE_WAVE_BYTES = 256 << 20
 """Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
+
+TASK_BYTES = 256 << 10
+"""Raw bytes that a thread encodes at least, unless fewer are left: a third of a millisecond's work."""
 
 Progress = Callable[[int], None]
 """Called with raw bytes done so far."""
@@ -174,7 +178,21 @@ def _encode_on_host(jobs: list[PartJob], backend: HostBackend, workers: Workers)
     """A single part block by block on all threads, several side by side; these are under way on return."""
     if len(jobs) == 1:
         return [_encode(jobs[0], backend, workers.map)]
-    return workers.map(lambda job: _encode(job, backend, serial_map), jobs)
+    done = workers.map(lambda group: [_encode(job, backend, serial_map) for job in group], _groups(jobs))
+    return chain.from_iterable(done)
+
+
+def _groups(jobs: list[PartJob]) -> list[list[PartJob]]:
+    """Jobs in order; many small ones are one task for a thread, as it takes longer to hand it over than to encode them."""
+    groups: list[list[PartJob]] = []
+    room = 0
+    for job in jobs:
+        if job.num_bytes > room:
+            groups.append([])
+            room = TASK_BYTES
+        groups[-1].append(job)
+        room -= job.num_bytes
+    return groups
 
 
 def _encode(job: PartJob, backend: HostBackend, map: Any) -> EncodedPart:
