@@ -13,30 +13,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from cli_support import Run
 from formats_support import bits
 
 import thinpoint
 from thinpoint.cli.compress import refusal
-from thinpoint.cli.main import app
 from thinpoint.errors import UsageError
 from thinpoint.formats import compare
 from thinpoint.store import open_source
-
-Run = Any
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder of its own; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            app([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run_command
 
 
 def state() -> dict[str, Any]:

@@ -6,41 +6,20 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_support import NO_TORCH, Run
 
 import thinpoint
 from thinpoint.cli import diagnosis
 from thinpoint.cli.contents import tensor_rows
-from thinpoint.cli.main import app
 from thinpoint.cli.reporting import printable, shorten_middle, size_text
 from thinpoint.cli.tables import Column, table_lines
 from thinpoint.file.index import Index, PartEntry, StorageEntry, TensorEntry
 
 MAIN = [sys.executable, "-c", "from thinpoint.cli.main import main; main()"]
-NO_TORCH = [
-    sys.executable,
-    "-c",
-    "import sys; sys.modules['torch'] = None; from thinpoint.cli.main import main; main()",
-]
-Run = Any
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder of its own; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            app([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run_command
 
 
 def make_file(path: str = "m.thin") -> None:

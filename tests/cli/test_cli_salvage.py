@@ -4,19 +4,17 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_support import NO_TORCH, Run
 
 import thinpoint
-from thinpoint.cli.main import app
 from thinpoint.codec.backend import get_backend
 from thinpoint.codec.contract import PartSpec
 from thinpoint.file.layout import HEADER_BYTES, TRAILER_BYTES
@@ -24,34 +22,12 @@ from thinpoint.file.reader import FileReader
 from thinpoint.file.writer import FileWriter
 from thinpoint.store import FileObjectSink, open_source
 
-Run = Callable[..., tuple[int, str, str]]
-
-NO_TORCH = [
-    sys.executable,
-    "-c",
-    "import sys; sys.modules['torch'] = None; from thinpoint.cli.main import main; main()",
-]
-
 
 class Plain:
     """Something that only pickle can store."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder of its own; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            app([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run_command
 
 
 def random_tensor(*shape: int, seed: int = 1) -> torch.Tensor:

@@ -4,43 +4,20 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli_support import NO_TORCH, Run
 
 import thinpoint
 from thinpoint.checkpoint import Checkpointer
 from thinpoint.checkpoint.names import data_name, new_id
 from thinpoint.cli.ls import age_text
-from thinpoint.cli.main import app
 from thinpoint.store import open_store
 
-Run = Callable[..., tuple[int, str, str]]
-
-NO_TORCH = [
-    sys.executable,
-    "-c",
-    "import sys; sys.modules['torch'] = None; from thinpoint.cli.main import main; main()",
-]
 WEEKS_AGO = (1_500_000_000, 1_500_000_000)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder of its own; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            app([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run_command
 
 
 def make_checkpoints(folder: str = "ck", steps: tuple[int, ...] = (100, 200, 300)) -> None:
