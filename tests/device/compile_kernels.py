@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from thinpoint.device import launch, worklists
-from thinpoint.device.kernels import code, general, plan, planes, scan
+from thinpoint.device.kernels import decode, encode, general, patching, plan, planes, scan
 from thinpoint.device.tables import FAST, Variant
 
 TABLE, INT32, UINT32, UINT16, UINT8 = "*i64", "*i32", "*u32", "*u16", "*u8"
@@ -58,7 +58,7 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
             (plan.table_histograms, {**groups, "ROUNDS": worklists.TABLE_STEP // launch.HISTOGRAM_GROUPS}, 4)
         )
         made += [(general.encode_any, {"WIDTH": width}, 1), (general.decode_any, {"WIDTH": width}, 1)]
-        made.append((code.apply_patches, {"WIDTH": width, "BLOCK": 256}, 1))
+        made.append((patching.apply_patches, {"WIDTH": width, "BLOCK": 256}, 1))
     made += [
         (plan.part_means, {}, 4),
         (plan.column_sums, {"COLUMNS": worklists.PROFILE_COLUMNS, "ROWS": launch.PROFILE_ROWS}, 4),
@@ -84,7 +84,7 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
     for variant in sorted(FAST if every_split else usual, key=str):
         for profile in (False, True):
             constants = launch.fast_constants(variant, profile)
-            made += [(code.encode_whole, constants, 1), (code.decode_whole, constants, 1)]
+            made += [(encode.encode_whole, constants, 1), (decode.decode_whole, constants, 1)]
     return made
 
 
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
             print(name, kernel.fn.__name__, constants, flush=True)
         expected = {
             k
-            for module in (code, general, plan, planes, scan)
+            for module in (decode, encode, general, patching, plan, planes, scan)
             for k, v in vars(module).items()
             if isinstance(v, triton.JITFunction)
             and v.fn.__module__ == module.__name__

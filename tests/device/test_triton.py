@@ -27,7 +27,7 @@ from thinpoint.codec.transforms.split import SIGN_NONE, SIGN_STORED, Split
 from thinpoint.device import launch
 from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
-from thinpoint.device.kernels import code
+from thinpoint.device.kernels import coder
 from thinpoint.device.outgoing import OutgoingWave
 from thinpoint.device.select import device_backend, why_not
 from thinpoint.device.transfers import HostCopies
@@ -50,7 +50,7 @@ def normal(length: int, seed: int = 0) -> np.ndarray:
 def rank_rows(rows, ranked, numbers, BALLOT: tl.constexpr):
     lane = tl.arange(0, 32)
     at = tl.program_id(0) * 32 + lane
-    rank, number = code.ranks(tl.load(rows + at) != 0, lane, BALLOT)
+    rank, number = coder.ranks(tl.load(rows + at) != 0, lane, BALLOT)
     tl.store(ranked + at, rank)
     tl.store(numbers + tl.program_id(0), number)
 

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from thinpoint.codec.plan import SEGMENT_STEPS, log2_table
-from thinpoint.device.kernels import code, fields, general, plan, planes, scan
+from thinpoint.device.kernels import decode, encode, fields, general, patching, plan, planes, scan
 from thinpoint.device.tables import Variant
 from thinpoint.device.worklists import (
     PROFILE_COLUMNS,
@@ -240,7 +240,7 @@ class Launcher:
             for variant, programs in tables.whole.items():
                 for profile in (False, True) if may_profile else (False,):
                     self._run(
-                        code.encode_whole,
+                        encode.encode_whole,
                         (len(programs),),
                         programs,
                         tables.segments,
@@ -374,7 +374,7 @@ class Launcher:
             for variant, whole in programs.whole.items():
                 for profile in programs.profile_modes:
                     self._run(
-                        code.decode_whole,
+                        decode.decode_whole,
                         (len(whole),),
                         whole,
                         *shared,
@@ -388,7 +388,7 @@ class Launcher:
         num = patches.numel()
         if num:
             self._run(
-                code.apply_patches,
+                patching.apply_patches,
                 (triton.cdiv(num, 256),),
                 patches,
                 num,

@@ -1,10 +1,11 @@
-"""Segments that `code.py` does not take: incomplete ones, zero groups, unusual widths, words of 64 bits. One to a program."""
+"""Segments that the other two do not take: incomplete ones, zero groups, unusual widths, words of 64 bits. One to a program."""
 
 import triton
 import triton.language as tl
 
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.kernels.code import BALLOT, add_patches, pull_symbol, push_symbol, ranks, refill
+from thinpoint.device.kernels.coder import BALLOT, pull_symbol, push_symbol, ranks, refill
+from thinpoint.device.kernels.patching import add_patches
 from thinpoint.device.kernels.scan import word_pointer
 
 
@@ -55,7 +56,7 @@ def encode_any(
     capacity,
     WIDTH: tl.constexpr,
 ):
-    """Encode one segment. Arguments as `code.encode_whole`; order: int32, groups that are coded."""
+    """Encode one segment. Arguments as `encode.encode_whole`; order: int32, groups that are coded."""
     segment = tl.load(programs + tl.program_id(0))
     row = segments + segment * f.SEGMENT_COLUMNS
     part = tl.load(row + f.SEG_PART)
@@ -154,7 +155,7 @@ def decode_any(
     errors,
     WIDTH: tl.constexpr,
 ):
-    """Decode one segment; words of zero groups are left as they are. Arguments as `code.decode_whole`."""
+    """Decode one segment; words of zero groups are left as they are. Arguments as `decode.decode_whole`."""
     segment = tl.load(programs + tl.program_id(0))
     row = segments + segment * f.SEGMENT_COLUMNS
     part = tl.load(row + f.SEG_PART)

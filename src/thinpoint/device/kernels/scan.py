@@ -105,3 +105,12 @@ def scan_groups(
     idle = tl.sum(num_idle, 0)
     if idle > 0:
         tl.atomic_add(mask_row + f.NUM_IDLE, idle.to(tl.int64))
+
+
+@triton.jit
+def next_columns(column, row_elems, STEP: tl.constexpr):
+    """Columns of the values one step further, STEP = 32, or one step back, STEP = -32."""
+    column += STEP
+    if STEP < 0:
+        return tl.where(column < 0, column + row_elems, column)
+    return tl.where(column >= row_elems, column - row_elems, column)
