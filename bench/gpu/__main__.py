@@ -28,7 +28,7 @@ from bench.gpu.states import State, cached, zero_percent
 from bench.gpu.tables import render
 
 PARTS = ("states", "codec", "e2e")
-STATES = ("dense", "small", "fine-tune", "moe")
+STATES = ("dense", "small", "fine-tune", "moe", "large")
 
 
 class Run:
@@ -91,6 +91,8 @@ class Run:
             yield self.made(
                 cached(lambda: states.make_moe(self.recipes, self.device), "moe", self.recipes, folder)
             )
+        if "large" in names and not self.late("states", "large"):
+            yield self.made(states.make_large(self.recipes, self.device))
 
     def made(self, state: State) -> State:
         """Record what the state is."""

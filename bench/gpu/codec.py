@@ -176,13 +176,15 @@ def waves_of(items: list[EncodeItem], in_flight_bytes: int) -> tuple[list[list[E
 
 
 def measure(coder: Coder, raw_bytes: int, device: torch.device, num_repeats: int) -> Row:
-    """Size and rates, or an error if a bit did not come back; the first round only warms up."""
+    """Size and rates, or an error if a bit did not come back; the first round only warms up (peers have no output yet)."""
     encode, decode = [], []
     stored_bytes = 0
     for i_round in range(num_repeats + 1):
         encode_s = timed(coder.encode, device)
         stored_bytes = coder.stored_bytes()
         coder.poison()
+        if i_round and coder.exact():
+            return {"error": "not poisoned: what is compared is not what was decoded"}
         decode_s = timed(coder.decode, device)
         if not coder.exact():
             return {"error": "not exact: bits came back changed"}
@@ -261,7 +263,11 @@ def peer_rows(items: list[EncodeItem], dtype: str, settings: Settings, state_nam
 
 def groups_of(state: State) -> dict[str, tuple[str, ...]]:
     """What is measured together: every component, and w, m and v as one."""
-    alone = {} if state.name == "small" else {component: (component,) for component in state.components}
+    alone = (
+        {}
+        if state.name in ("small", "large")
+        else {component: (component,) for component in state.components}
+    )
     return {**alone, "w+m+v": ("w", "m", "v")}
 
 

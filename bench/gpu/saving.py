@@ -3,7 +3,7 @@
     python -m bench.gpu.saving --out FOLDER
     python -m bench.gpu.saving --out FOLDER --device cpu --tiny
 
-One JSON file for each of the two, written after each piece. Pieces that would begin after --max-s are left out and named.
+A large model is one of 1.2B parameters. One JSON file for each, written after each piece. Pieces that would begin after --max-s are left out and named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from bench.gpu import stall, states, throttled
@@ -31,6 +32,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU, to try the benchmark out")
+    parser.add_argument("--model", choices=("dense", "large"), default="dense")
+    parser.add_argument("--only", choices=("stall", "throttled"))
     parser.add_argument("--steps", type=int, default=100, help="steps of training before the first save")
     parser.add_argument("--saves", type=int, default=5, help="saves of each kind")
     parser.add_argument("--max-s", type=float, default=240.0, help="begin nothing after so many seconds")
@@ -44,7 +47,7 @@ def main() -> None:
     begin = time.perf_counter()
     device = torch.device(options.device)
     recipes = states.TINY if options.tiny else states.FULL
-    trainer = Trainer(recipes.dense, states.text(device, tuning=False))
+    trainer = Trainer(getattr(recipes, options.model), states.text(device, tuning=False))
     for _ in range(1 if options.tiny else options.steps):
         trainer.step()
     settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "folder")}
@@ -53,6 +56,17 @@ def main() -> None:
         "num_steps": trainer.num_steps,
         "loss": trainer.loss.item(),
     }
+    if options.only != "throttled":
+        measure_stalls(options, trainer, settings, about)
+    if options.only != "stall":
+        measure_throttled(options, trainer, settings, about, begin)
+
+
+def measure_stalls(
+    options: argparse.Namespace, trainer: Trainer, settings: dict[str, str], about: dict[str, Any]
+) -> None:
+    """How long saves keep training waiting."""
+    device = torch.device(options.device)
     link = copy_rates(device, 1 << 20 if options.tiny else 1 << 30)["device_to_host"]
     stalls = Record(options.out, "gpu-stall", device, settings)
     stalls.values.update(state=about)
@@ -61,7 +75,18 @@ def main() -> None:
     stalls.values.update(found)
     stalls.write()
     print(render([stalls.values]), flush=True)
+    print(f"Written: {stalls.path}")
 
+
+def measure_throttled(
+    options: argparse.Namespace,
+    trainer: Trainer,
+    settings: dict[str, str],
+    about: dict[str, Any],
+    begin: float,
+) -> None:
+    """Saves and loads at storage of given rates."""
+    device = torch.device(options.device)
     rates = Record(options.out, "gpu-throttled", device, settings)
     rates.values.update(state=about, rows=[], skipped=[])
 
@@ -75,7 +100,7 @@ def main() -> None:
         rates.values["rows"].append(row)
         rates.write()
     print(render([rates.values]), flush=True)
-    print(f"Written: {stalls.path}\nWritten: {rates.path}")
+    print(f"Written: {rates.path}")
 
 
 if __name__ == "__main__":

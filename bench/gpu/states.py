@@ -33,6 +33,7 @@ class Recipes:
     """Recipes of all trained states; the fine-tune begins at the dense model's weights, rounded to BF16."""
 
     dense: Recipe
+    large: Recipe
     moe: Recipe
     tune: Recipe
     num_small: int
@@ -40,20 +41,23 @@ class Recipes:
 
 
 _DENSE = ModelConfig(width=1024, num_layers=10, num_heads=16, hidden=3072, context=512)
+_LARGE = ModelConfig(width=2048, num_layers=24, num_heads=16, hidden=5632, context=512)
 _MOE = ModelConfig(width=512, num_layers=6, num_heads=8, hidden=1280, context=512, num_experts=16)
 
 FULL = Recipes(
     dense=Recipe(model=_DENSE, num_steps=600, batch=32, learning_rate=6e-4),
+    large=Recipe(model=_LARGE, num_steps=200, batch=16, learning_rate=3e-4, max_seconds=40.0),
     moe=Recipe(model=_MOE, num_steps=400, batch=32, learning_rate=6e-4),
     tune=Recipe(model=_DENSE, num_steps=100, batch=32, learning_rate=2e-5, max_seconds=30.0),
     num_small=2000,
     max_small_elems=1_000_000,
 )
-"""136M parameters, 195M parameters, and the first again."""
+"""136M parameters, 1.2B, 195M, and the first again."""
 
 QUICK = replace(
     FULL,
     dense=replace(FULL.dense, num_steps=100),
+    large=replace(FULL.large, num_steps=20),
     moe=replace(FULL.moe, num_steps=100),
     tune=replace(FULL.tune, num_steps=20),
 )
@@ -62,6 +66,7 @@ _TINY_DENSE = ModelConfig(width=16, num_layers=1, num_heads=2, hidden=32, contex
 
 TINY = Recipes(
     dense=Recipe(model=_TINY_DENSE, num_steps=16, batch=4, learning_rate=1e-3),
+    large=Recipe(model=replace(_TINY_DENSE, num_layers=2), num_steps=4, batch=4, learning_rate=1e-3),
     moe=Recipe(
         model=replace(_TINY_DENSE, num_experts=4),
         num_steps=16,
@@ -80,7 +85,7 @@ class State:
     """One training state.
 
     Attributes:
-        name: "dense", "fine-tune", "moe" or "small".
+        name: "dense", "large", "fine-tune", "moe" or "small".
         about: how it came to be: steps done, last loss, number of parameters; JSON values.
         components: for some of COMPONENTS, tensors by parameter name; contiguous, on one device, each with a storage
             of its own. `m` and `v` have the names of `w`.
@@ -164,6 +169,12 @@ def make_dense(recipes: Recipes, device: torch.device) -> State:
         "w fp8": {name: fp8(tensor) for name, tensor in w.items()},
     }
     return replace(state, name="dense", components={**state.components, **more})
+
+
+def make_large(recipes: Recipes, device: torch.device) -> State:
+    """A larger dense model, after fewer steps: tensors as long as those of the models that people train."""
+    state = train(recipes.large, text(device, tuning=False))
+    return replace(state, name="large", components={key: state.components[key] for key in "wmv"})
 
 
 def make_moe(recipes: Recipes, device: torch.device) -> State:

@@ -27,6 +27,7 @@ from thinpoint.codec.transforms.split import SIGN_NONE, SIGN_STORED, Split
 from thinpoint.device import launch
 from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
+from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import coder
 from thinpoint.device.outgoing import OutgoingWave
 from thinpoint.device.select import device_backend, why_not
@@ -161,17 +162,21 @@ def test_more_patches_than_there_was_room_for(
     assert np.frombuffer(part.prefix[24:28], "<u4")[0] > 100
 
 
-def test_what_was_true_is_taken_for_granted_the_next_time(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[int] = []
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of parts of each run that is launched."""
+    sizes: list[int] = []
     launch_run = runs_room.Runner.launch
 
-    def counted(self: runs_room.Runner, items: list, members: np.ndarray, work: object) -> object:  # type: ignore[type-arg]
-        runs.append(members.size)
-        return launch_run(self, items, members, work)  # type: ignore[arg-type]
+    def counted(self: runs_room.Runner, items: list[EncodeItem], work: runs_room.Work) -> runs_room.Run:
+        sizes.append(len(items))
+        return launch_run(self, items, work)
 
     monkeypatch.setattr(runs_room.Runner, "launch", counted)
+    return sizes
+
+
+def test_what_was_true_is_taken_for_granted_the_next_time(device: torch.device, runs: list[int]) -> None:
     backend = TritonBackend(device, prove=False)
     weight = PartSpec(dtype="float32", role="weight")
     scales = np.abs(normal(700).view(np.float32)).view(np.uint32)
@@ -182,6 +187,32 @@ def test_what_was_true_is_taken_for_granted_the_next_time(
         assert runs == expected
         for part, words in zip(parts, made, strict=True):
             expect_same(part, words, weight)
+
+
+def test_zero_groups_are_taken_for_granted_until_others_are_zero(
+    device: torch.device, runs: list[int]
+) -> None:
+    backend = TritonBackend(device, prove=True)
+    idle, more, other = normal(2000), normal(2000), normal(2000)
+    idle[512:1536] = 0
+    more[512:] = 0
+    other[256:1280] = 0
+    dense = normal(2000)
+    for words, expected in (
+        (idle, [2, 1]),
+        (idle, [2]),
+        (more, [2, 1]),
+        (other, [2, 1]),
+        (other, [2]),
+        (dense, [2, 1]),
+        (dense, [2]),
+    ):
+        runs.clear()
+        made = [words, normal(600)]
+        parts = backend.encode_batch([item_of(own, F32, device) for own in made])
+        assert runs == expected
+        for part, own in zip(parts, made, strict=True):
+            expect_same(part, own, F32)
 
 
 def test_a_part_that_does_not_decode_is_stored_raw_and_logged(

@@ -166,7 +166,7 @@ def test_an_error_of_the_writer_reaches_the_caller_and_leaves_nothing(
 
     monkeypatch.setattr(os, "pwritev", full)
     backend = CopyingBackend()
-    flat = flatten([torch.randn(200_000) for _ in range(20)])
+    flat = flatten([torch.randn(200_000) for _ in range(100)])
     save = partial(write_file, flat, backend=get_backend("cpu"), devices=on_cpu(backend))
     with (
         pytest.raises(errors.NoSpaceError) as caught,
@@ -175,7 +175,7 @@ def test_an_error_of_the_writer_reaches_the_caller_and_leaves_nothing(
     ):
         save(sink=sink, workers=workers)
     assert caught.value.errno == errno.ENOSPC and str(tmp_path) in str(caught.value)
-    assert len(backend.encoded) < 10
+    assert len(backend.encoded) < 100
     assert [path.name for path in tmp_path.iterdir()] == ["s.thin"]
     assert (tmp_path / "s.thin").read_bytes() == b"old"
 

@@ -75,6 +75,11 @@ def item_named(item: int) -> Iterator[None]:
 class PendingParts(Protocol):
     """Encoded parts on their way to host memory. For one thread at a time, which need not be the one that began them."""
 
+    @property
+    def stored_bytes(self) -> int:
+        """About how much host memory the parts take."""
+        ...
+
     def wait(self) -> None:
         """Blocks until their bytes are in host memory; gives the device's memory back."""
         ...
@@ -89,6 +94,11 @@ class FinishedParts:
     """`PendingParts` of which nothing is pending."""
 
     finished: list[EncodedPart]
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the parts take."""
+        return sum(part.stored_bytes for part in self.finished)
 
     def wait(self) -> None:
         """They are there."""

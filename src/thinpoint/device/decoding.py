@@ -59,8 +59,9 @@ def decode_encoded(
         batch.entropy,
         errors,
     )
-    for width in np.unique(batch.host_parts[wanted, f.WORD_BITS.value]):
-        launcher.apply_patches(batch.patches, parts, int(width))
+    if batch.patches.numel():
+        for width in batch.tables.host.widths:
+            launcher.apply_patches(batch.patches, parts, width)
     return errors
 
 
@@ -185,9 +186,10 @@ class RansItems:
             whole,
             errors,
         )
-        patches = upload(self._patches)
-        for width in np.unique(parts[:, f.WORD_BITS.value]) if self._patches.size else ():
-            launcher.apply_patches(patches, tables.parts, int(width))
+        if self._patches.size:
+            patches = upload(self._patches)
+            for width in self._tables.widths:
+                launcher.apply_patches(patches, tables.parts, width)
         return errors
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from thinpoint.device.worklists import DeviceTables
 from thinpoint.errors import StateChangedError
 
 ZSTD_GAIN_PERCENT = 95
-_CACHED_WAVES = 128
+_KNOWN_WAVES = 128
 """Waves whose tables are kept; those of 256 MiB take about 0.3 MB on the device."""
 
 
@@ -35,12 +34,10 @@ def first_guess(spec: PartSpec, word_bytes: int) -> Split:
     return split
 
 
-def is_coded(item: EncodeItem) -> bool:
+def is_coded(num_bytes: int, word_bytes: int, spec: PartSpec) -> bool:
     """Whether the device codes a part by symbols; everything else is small or no float, and the host's."""
-    is_float = item.spec.dtype in MANTISSA_BITS or (
-        item.word_bytes == 1 and item.spec.dtype.startswith("float8")
-    )
-    return is_float and item.words.numel() // item.word_bytes >= MIN_CODED_ELEMS
+    is_float = spec.dtype in MANTISSA_BITS or (word_bytes == 1 and spec.dtype.startswith("float8"))
+    return is_float and num_bytes // word_bytes >= MIN_CODED_ELEMS
 
 
 @dataclass(kw_only=True)
@@ -82,15 +79,6 @@ class Batch:
         return self.prefix_bytes + raw + np.bincount(owner, self.entropy_sizes, num_parts).astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flight:
-    """A wave between `Encoder.begin` and `Encoder.finish`. host: indices of the parts that are the host's."""
-
-    items: Sequence[EncodeItem]
-    host: list[int]
-    run: Run | None
-
-
 def _plainly_good(facts: Facts, stored: np.ndarray) -> np.ndarray:
     """bool: parts that are as usual and clearly smaller than raw; the others get a closer look."""
     parts, masks = facts.parts, facts.masks
@@ -99,7 +87,8 @@ def _plainly_good(facts: Facts, stored: np.ndarray) -> np.ndarray:
     sign_or, sign_nor = (or_mask >> (word_bits - 1)) & 1, (nor_mask >> (word_bits - 1)) & 1
     sign_as_assumed = np.where(parts[:, f.SIGN_STORED.value] != 0, sign_or & sign_nor, 1 - sign_or)
     usual = (word_bits > 8) & (parts[:, f.TRAILING_ZEROS.value] == 0) & (parts[:, f.SIGN_VALUE.value] == 0)
-    usual &= (or_mask & nor_mask & 1 == 1) & (sign_as_assumed == 1) & (masks[:, f.NUM_IDLE.value] == 0)
+    usual &= (or_mask & nor_mask & 1 == 1) & (sign_as_assumed == 1)
+    usual &= (masks[:, f.NUM_IDLE.value] == 0) & (parts[:, f.ORDER_AT.value] < 0)
     raw_bits = word_bits * parts[:, f.NUM_ELEMS.value]
     estimate = parts[:, f.ESTIMATED_BITS.value]
     good: np.ndarray = usual & (2 * estimate >= raw_bits) & (estimate < raw_bits) & (8 * stored < raw_bits)
@@ -123,6 +112,31 @@ class Outcome:
     host: list[int]
 
 
+@dataclass(kw_only=True)
+class _Known:
+    """What is known of a wave by the shapes of its parts.
+
+    Attributes:
+        members: int64, indices of the parts that the device codes. host: of the others.
+        assumptions: what was true of the members the last time; bytes do not depend on it.
+        work: made of them when it is needed.
+    """
+
+    members: np.ndarray
+    host: list[int]
+    assumptions: list[Assumption]
+    work: Work | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A wave between `Encoder.begin` and `Encoder.finish`."""
+
+    items: Sequence[EncodeItem]
+    known: _Known
+    run: Run | None
+
+
 class Encoder:
     """Encodes waves on one device."""
 
@@ -131,8 +145,7 @@ class Encoder:
         self._runner = Runner(launcher)
         # States are saved over and over: the tables for a wave are made and uploaded once, and what was true of its parts
         # the last time is taken for granted the next time.
-        self._known_work = functools.lru_cache(maxsize=_CACHED_WAVES)(self._make_known_work)
-        self._known_splits: dict[Shapes, tuple[Split, ...]] = {}
+        self._known: dict[Shapes, _Known] = {}
 
     def encode(self, items: Sequence[EncodeItem]) -> Outcome:
         """Code all parts; waits for the device once, and once more if parts were not as they usually are.
@@ -144,58 +157,64 @@ class Encoder:
 
     def begin(self, items: Sequence[EncodeItem]) -> Flight:
         """Launch the coding of all parts as if they were as usual; waits for nothing."""
-        coded = np.array([is_coded(item) for item in items], bool)
-        members = np.flatnonzero(coded)
+        shapes = shapes_of(items)
+        known = self._known.get(shapes)
+        if known is None:
+            known = self._learn(shapes)
         run = None
-        if members.size:
-            shapes = shapes_of(items, members)
-            run = self._runner.launch(items, members, self._known_work(shapes, self._splits_of(shapes)))
-        return Flight(items=items, host=np.flatnonzero(~coded).tolist(), run=run)
+        if known.members.size:
+            members = known.members.tolist()
+            if known.work is None:
+                known.work = self._runner.make_work([shapes[i] for i in members], known.assumptions)
+            run = self._runner.launch([items[i] for i in members], known.work)
+        return Flight(items=items, known=known, run=run)
 
     def finish(self, flight: Flight) -> Outcome:
         """What `begin` led to: waits for it, and codes again what was not as usual.
 
         Raises: as `encode`.
         """
-        items, run = flight.items, flight.run
-        outcome = Outcome(batches=[], constants={}, raw=[], host=flight.host)
+        known, run = flight.known, flight.run
+        outcome = Outcome(batches=[], constants={}, raw=[], host=list(known.host))
         if run is None:
             return outcome
-        again = self._land(run, outcome)
+        again = self._land(run, known.members, outcome)
         if again:
-            members = np.array(list(again))
-            self._remember(shapes_of(items, run.members), run.members, again)
-            work = self._runner.make_work(shapes_of(items, members), list(again.values()))
-            if self._land(self._runner.launch(items, members, work), outcome):
+            places = np.array(list(again))
+            known.assumptions = [again.get(i, assumed) for i, assumed in enumerate(known.assumptions)]
+            known.work = None
+            own = [run.items[i] for i in again]
+            second = self._runner.launch(own, self._runner.make_work(shapes_of(own), list(again.values())))
+            if self._land(second, known.members[places], outcome):
                 raise StateChangedError("a tensor changed while it was being saved")
         return outcome
 
-    def _remember(self, shapes: Shapes, members: np.ndarray, again: dict[int, Assumption]) -> None:
-        """Take the splits that were found for granted the next time; bytes do not depend on what is taken for granted."""
-        splits = list(self._splits_of(shapes))
-        for place, member in enumerate(members.tolist()):
-            if member in again:
-                splits[place] = again[member].split
-        if len(self._known_splits) >= _CACHED_WAVES:
-            self._known_splits.clear()
-        self._known_splits[shapes] = tuple(splits)
+    def _learn(self, shapes: Shapes) -> _Known:
+        coded = np.array([is_coded(*shape) for shape in shapes], bool)
+        members = np.flatnonzero(coded)
+        guesses = [Assumption(split=first_guess(shapes[i][2], shapes[i][1])) for i in members.tolist()]
+        if len(self._known) >= _KNOWN_WAVES:
+            self._known.pop(next(iter(self._known)))
+        known = _Known(members=members, host=np.flatnonzero(~coded).tolist(), assumptions=guesses)
+        self._known[shapes] = known
+        return known
 
-    def _splits_of(self, shapes: Shapes) -> tuple[Split, ...]:
-        known = self._known_splits.get(shapes)
-        return known or tuple(first_guess(spec, word_bytes) for _, word_bytes, spec in shapes)
+    def _land(self, run: Run, members: np.ndarray, outcome: Outcome) -> dict[int, Assumption]:
+        """Wait for a run over members of a wave and judge it.
 
-    def _land(self, run: Run, outcome: Outcome) -> dict[int, Assumption]:
-        """Wait for a run and judge it; returns the parts about which the assumptions were wrong, with what is true."""
+        Returns:
+            What is true of the run's parts about which the assumptions were wrong, by their place in the run.
+        """
         facts = self._runner.facts(run)
         if facts.num_patches > run.patches.numel():
             run.patches = self._launcher.empty(facts.num_patches, torch.int64)
             run.parts.view(len(facts.parts), -1)[:, f.NUM_PATCHES.value] = 0
-            run.num_patches.zero_()
+            run.counters[:1].zero_()
             self._runner.code(run)
             facts = self._runner.facts(run)
         assert run.blocks is not None
         batch = Batch(
-            members=run.members,
+            members=members,
             assumptions=run.work.assumptions,
             accepted=np.zeros(len(facts.parts), bool),
             tables=run.work.tables,
@@ -213,9 +232,6 @@ class Encoder:
         if batch.accepted.any():
             outcome.batches.append(batch)
         return again
-
-    def _make_known_work(self, shapes: Shapes, splits: tuple[Split, ...]) -> Work:
-        return self._runner.make_work(shapes, [Assumption(split=split) for split in splits])
 
     def _judge(
         self,
@@ -243,14 +259,15 @@ class Encoder:
             num_groups = -(-(item.words.numel() // item.word_bytes) // GROUP_ELEMS)
             num_idle = int(facts.masks[p, f.NUM_IDLE.value])
             elide = num_idle * GROUP_ELEMS * max(split.raw_bits, 1) > num_groups
-            if split != assumed.split or elide != (assumed.kept is not None):
+            changed = facts.kept_changed and elide
+            if split != assumed.split or elide != (assumed.kept is not None) or changed:
                 kept = None
                 if elide:
                     if kept_flags is None:
                         kept_flags = batch.plans.kept.cpu().numpy() != 0
                     at = int(facts.parts[p, f.GROUP_MEANS_AT.value])
                     kept = kept_flags[at : at + num_groups]
-                again[member] = Assumption(split=split, kept=kept)
+                again[int(p)] = Assumption(split=split, kept=kept)
                 continue
             raw_bits = 8 * item.words.numel()
             estimate = int(facts.parts[p, f.ESTIMATED_BITS.value])

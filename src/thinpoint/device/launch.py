@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        self._side: torch.cuda.Stream | None = None
+        self._sides: list[torch.cuda.Stream] = []
         self.device = device
         self.upload = Uploader(device)
         self._log2 = self.upload(log2_table().astype(np.int32))
@@ -78,35 +78,43 @@ class Launcher:
         takes longer than small kernels run. So tensors must begin at multiples of 16 bytes, and integers are not specialised.
         """
         key = (id(kernel), *constants.values())
-        compiled = self._compiled.get(key)
-        if compiled is None:
+        known = self._compiled.get(key)
+        if known is None:
             unaligned = [
                 a.shape for a in arguments if isinstance(a, torch.Tensor) and a.data_ptr() % ALIGNMENT
             ]
             assert not unaligned, (kernel, unaligned)
             # Under the interpreter nothing is compiled.
-            self._compiled[key] = kernel[grid](*arguments, **constants)
+            compiled = kernel[grid](*arguments, **constants)
+            rest = [constants[name] for name in kernel.arg_names[len(arguments) :]] if compiled else []
+            self._compiled[key] = compiled and (compiled, rest)
             return
-        rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        compiled, rest = known
         compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
 
-    @contextmanager
-    def _beside(self, wanted: bool) -> Iterator[AbstractContextManager[Any]]:
-        """Gives a context in which kernels run beside those launched after it; leaving the block lets the stream wait for both.
+    def _side_by_side(self, launches: Sequence[Callable[[], None]]) -> None:
+        """Kernels that do not depend on each other, each on a stream of its own; what is launched after waits for all.
 
-        The few segments that are no pairs of whole ones take as long as many; so they need not come before or after those.
+        A few segments take as long as many, so that the kinds of segments need not come one after the other.
         """
-        if not wanted or self.device.type != "cuda":
-            yield nullcontext()
+        if len(launches) < 2 or self.device.type != "cuda":
+            for launch in launches:
+                launch()
             return
         current = torch.cuda.current_stream(self.device)
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device)
-        self._side.wait_stream(current)
+        while len(self._sides) < len(launches) - 1:
+            self._sides.append(torch.cuda.Stream(self.device))
+        sides = self._sides[: len(launches) - 1]
+        ready = current.record_event()
         try:
-            yield torch.cuda.stream(self._side)
+            for side, launch in zip(sides, launches[1:], strict=True):
+                side.wait_event(ready)
+                with torch.cuda.stream(side):
+                    launch()
+            launches[0]()
         finally:
-            current.wait_stream(self._side)
+            for side in sides:
+                current.wait_stream(side)
 
     def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory, at least one element: no kernel gets a null pointer."""
@@ -212,52 +220,37 @@ class Launcher:
         patches: torch.Tensor,
         num_patches: torch.Tensor,
     ) -> None:
-        """All segments: raw plane, words in scratch, counts and lane states. num_patches: int64[1], 0."""
-        with self._beside(bool(tables.general)) as aside:
-            with aside:
-                for width, programs in tables.general.items():
-                    self._run(
-                        general.encode_any,
-                        (len(programs),),
-                        programs,
-                        tables.segments,
-                        parts,
-                        plans.means,
-                        plans.profiles,
-                        tables.order,
-                        plans.entries,
-                        raw,
-                        scratch,
-                        counts,
-                        states,
-                        patches,
-                        num_patches,
-                        patches.numel(),
-                        WIDTH=width,
-                        num_warps=1,
-                    )
-            may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
-            for variant, programs in tables.whole.items():
-                for profile in (False, True) if may_profile else (False,):
-                    self._run(
-                        encode.encode_whole,
-                        (len(programs),),
-                        programs,
-                        tables.segments,
-                        parts,
-                        plans.means,
-                        plans.profiles,
-                        plans.entries,
-                        raw,
-                        scratch,
-                        counts,
-                        states,
-                        patches,
-                        num_patches,
-                        patches.numel(),
-                        **fast_constants(variant, profile),
-                        **self._fast,
-                    )
+        """All segments: raw plane, words in scratch, counts and lane states. num_patches: int64, the first is 0."""
+        planned = (tables.segments, parts, plans.means, plans.profiles)
+        coded = (plans.entries, raw, scratch, counts, states, patches, num_patches, patches.numel())
+        may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
+        self._code(
+            (encode.encode_whole, general.encode_any),
+            (tables.whole, tables.general),
+            (False, True) if may_profile else (False,),
+            (*planned, *coded),
+            (*planned, tables.order, *coded),
+        )
+
+    def _code(
+        self,
+        kernels: tuple[Any, Any],
+        programs: tuple[dict[Variant, torch.Tensor], dict[int, torch.Tensor]],
+        profile_modes: Iterable[bool],
+        arguments: tuple[Any, ...],
+        general_arguments: tuple[Any, ...],
+    ) -> None:
+        """The fast and the general form of a kernel, each over its programs."""
+        fast, rest = kernels
+        launches = [
+            partial(self._run, rest, (len(own),), own, *general_arguments, WIDTH=width, num_warps=1)
+            for width, own in programs[1].items()
+        ]
+        for variant, own in programs[0].items():
+            for profile in profile_modes:
+                options = {**fast_constants(variant, profile), **self._fast}
+                launches.append(partial(self._run, fast, (len(own),), own, *arguments, **options))
+        self._side_by_side(launches)
 
     def compact(
         self,
@@ -356,32 +349,15 @@ class Launcher:
             SEGMENTS=programs.segments_in_block,
             num_warps=1,
         )
-        shared = (segments, parts, means, profiles)
+        planned = (segments, parts, means, profiles)
         streams = (decode_tables, raw, as16, as32, counts, errors)
-        with self._beside(bool(programs.general)) as aside:
-            with aside:
-                for width, rest in programs.general.items():
-                    self._run(
-                        general.decode_any,
-                        (len(rest),),
-                        rest,
-                        *shared,
-                        order,
-                        *streams,
-                        WIDTH=width,
-                        num_warps=1,
-                    )
-            for variant, whole in programs.whole.items():
-                for profile in programs.profile_modes:
-                    self._run(
-                        decode.decode_whole,
-                        (len(whole),),
-                        whole,
-                        *shared,
-                        *streams,
-                        **fast_constants(variant, profile),
-                        **self._fast,
-                    )
+        self._code(
+            (decode.decode_whole, general.decode_any),
+            (programs.whole, programs.general),
+            programs.profile_modes,
+            (*planned, *streams),
+            (*planned, order, *streams),
+        )
 
     def apply_patches(self, patches: torch.Tensor, parts: torch.Tensor, width: int) -> None:
         """Entries of parts of one width that have an address."""

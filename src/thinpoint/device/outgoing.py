@@ -27,6 +27,11 @@ _DIGEST_MASK = (1 << 64) - 1
 class Outgoing(Protocol):
     """Parts on their way."""
 
+    @property
+    def stored_bytes(self) -> int:
+        """About how much host memory they take."""
+        ...
+
     def wait(self) -> None:
         """Wait until their bytes are in host memory; gives the device's memory back."""
         ...
@@ -41,6 +46,10 @@ class Pending:
 
     def __init__(self, waves: Sequence[Outgoing]) -> None:
         self._waves = waves
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(wave.stored_bytes for wave in self._waves)
 
     def wait(self) -> None:
         for wave in self._waves:
@@ -57,6 +66,10 @@ class OutgoingWords:
         self._word_bytes = item.word_bytes
         self._copies = copies
         self._words = copies.add(item.words)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._words.size
 
     def wait(self) -> None:
         self._copies.wait()
@@ -85,6 +98,12 @@ class OutgoingWave:
         self._shapes = [(item.words.numel(), item.word_bytes, item.spec) for item in items]
         # What is copied must not be given to others before.
         self._wave: DeviceWave | None = wave
+
+    @property
+    def stored_bytes(self) -> int:
+        """See `Outgoing.stored_bytes`."""
+        coded = sum(batch.stored_bytes for batch in self._batches)
+        return coded + sum(words.size for words in self._plain.values())
 
     def wait(self) -> None:
         """See `Outgoing.wait`."""
@@ -120,6 +139,7 @@ class _BatchCopy:
         sizes = np.stack([raw_sizes, batch.entropy_sizes[blocks]])
         entropy_starts = starts(batch.entropy_sizes)[blocks]
         self._sizes = sizes
+        self.stored_bytes = int(sizes.sum() + batch.prefix_bytes[batch.accepted].sum())
         self._owner = host.block_part[blocks]
         raw_plane = as_bytes(batch.raw)
         addresses = np.concatenate(

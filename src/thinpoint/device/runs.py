@@ -39,17 +39,18 @@ class Assumption:
     kept: np.ndarray | None = None
 
 
-def shapes_of(items: Sequence[EncodeItem], members: np.ndarray) -> Shapes:
-    return tuple((x.words.numel(), x.word_bytes, x.spec) for x in (items[i] for i in members.tolist()))
+def shapes_of(items: Sequence[EncodeItem]) -> Shapes:
+    return tuple([(item.words.numel(), item.word_bytes, item.spec) for item in items])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a run over some parts found out, in host memory."""
+    """What a run over some parts found out, in host memory. kept_changed: other groups are zero than was assumed."""
 
     parts: np.ndarray
     masks: np.ndarray
     sizes: np.ndarray
+    kept_changed: bool
 
     @property
     def num_patches(self) -> int:
@@ -58,25 +59,35 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run does, on the device. block_of_segment: int32."""
+    """What a run does, on the device.
+
+    Attributes:
+        block_of_segment: int32.
+        kept: where the groups of parts that leave some out have their flags (int64), and what those should be (uint8);
+            None if every part codes all of its groups.
+    """
 
     assumptions: list[Assumption]
     tables: DeviceTables
     lists: PlanTables
     block_of_segment: torch.Tensor
+    kept: tuple[torch.Tensor, torch.Tensor] | None
 
 
 @dataclass(kw_only=True)
 class Run:
-    """Parts that are being coded on the device: what is read and written, and the report on its way to the host."""
+    """Parts that are being coded on the device: what is read and written, and the report on its way to the host.
+
+    Attributes:
+        counters: int64[2]: patches, groups that are not zero or not as was assumed.
+    """
 
     items: list[EncodeItem]
-    members: np.ndarray
     work: Work
     report: torch.Tensor
     parts: torch.Tensor
     sizes: torch.Tensor
-    num_patches: torch.Tensor
+    counters: torch.Tensor
     plans: Plans
     raw: torch.Tensor
     scratch: torch.Tensor
@@ -95,7 +106,7 @@ class Runner:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
 
-    def make_work(self, shapes: Shapes, assumptions: list[Assumption]) -> Work:
+    def make_work(self, shapes: Sequence[tuple[int, int, PartSpec]], assumptions: list[Assumption]) -> Work:
         """Everything about a run that does not depend on the values."""
         upload = self._launcher.upload
         tables = make_tables(
@@ -125,36 +136,48 @@ class Runner:
             tables=upload_tables(tables, upload),
             lists=lists,
             block_of_segment=upload(np.repeat(np.arange(len(blocks), dtype=np.int32), blocks)),
+            kept=self._expected(parts, assumptions),
         )
 
-    def launch(self, items: Sequence[EncodeItem], members: np.ndarray, work: Work) -> Run:
-        launcher = self._launcher
-        own = [items[i] for i in members.tolist()]
-        host = work.tables.host
+    def _expected(
+        self, parts: np.ndarray, assumptions: list[Assumption]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        elided = [(p, a.kept) for p, a in enumerate(assumptions) if a.kept is not None]
+        if not elided:
+            return None
+        at = [parts[p, f.GROUP_MEANS_AT.value] + np.arange(kept.size) for p, kept in elided]
+        flags = np.concatenate([kept for _, kept in elided]).astype(np.uint8)
+        return self._launcher.upload(np.concatenate(at)), self._launcher.upload(flags)
+
+    def launch(self, items: list[EncodeItem], work: Work) -> Run:
+        """Everything that codes the parts; waits for nothing."""
+        launcher, host = self._launcher, work.tables.host
         num_parts, num_blocks = len(host.parts), len(host.blocks)
-        addresses = np.array([x.words.data_ptr() for x in own], np.int64)
+        addresses = np.array([item.words.data_ptr() for item in items], np.int64)
         columns, mask_columns = f.PART_COLUMNS.value, f.MASK_COLUMNS.value
         # Pieces of whole 16 bytes, as kernels want them.
-        layout = [num_parts * columns, num_parts * mask_columns, num_blocks + num_blocks % 2, 1]
+        layout = [num_parts * columns, num_parts * mask_columns, num_blocks + num_blocks % 2, 2]
         fresh = np.zeros(sum(layout), np.int64)
         own_columns = fresh[: layout[0]].reshape(num_parts, columns)
         own_columns[...] = host.parts
         own_columns[:, f.ADDRESS.value] = addresses
         # All that the host will want to know lies together: one copy up, one down.
         report = launcher.upload(fresh)
-        parts, masks, sizes, num_patches = report.split(layout)
+        parts, masks, sizes, counters = report.split(layout)
         aligned = bool((addresses % 16 == 0).all())
         plans = launcher.plan(work.tables, work.lists, parts, masks, aligned)
+        if work.kept is not None:
+            at, flags = work.kept
+            counters[1] = (plans.kept[at] != flags).sum()
         # As large as it may get: to wait for its size would leave the device idle.
         most = len(host.segments) * 4 * 33 + 2 * host.num_scratch + 8 * num_blocks
         run = Run(
-            items=own,
-            members=members,
+            items=items,
             work=work,
             report=report,
             parts=parts,
             sizes=sizes,
-            num_patches=num_patches,
+            counters=counters,
             plans=plans,
             raw=launcher.empty(host.num_raw_words, torch.int32).view(torch.uint32),
             scratch=launcher.empty(host.num_scratch, torch.int16).view(torch.uint16),
@@ -178,7 +201,7 @@ class Runner:
             run.counts,
             run.states,
             run.patches,
-            run.num_patches,
+            run.counters,
         )
         run.blocks = launcher.compact(
             work.tables,
@@ -204,4 +227,5 @@ class Runner:
             parts=parts.reshape(num_parts, columns),
             masks=mask_values.reshape(num_parts, masks),
             sizes=sizes[:num_blocks],
+            kept_changed=bool(run.found[-1]),
         )

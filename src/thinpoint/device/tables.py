@@ -108,9 +108,10 @@ class Tables:
     def num_raw_words(self) -> int:
         return int(self.raw_block_bytes.sum()) // 4
 
-    def programs_of(self, programs: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """Those programs whose part is in `parts` (bool array)."""
-        return programs[parts[self.segments[programs, f.SEG_PART.value]]]
+    @property
+    def widths(self) -> set[int]:
+        """Bits of the words of all parts."""
+        return {variant.word_bits for variant in self.whole} | self.general.keys()
 
 
 def starts(sizes: np.ndarray) -> np.ndarray:

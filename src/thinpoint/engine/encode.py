@@ -27,6 +27,9 @@ DEVICE_WAVE_BYTES = 256 << 20
 TASK_BYTES = 256 << 10
 """Raw bytes that a thread encodes at least, unless fewer are left: a third of a millisecond's work."""
 
+MakeParts = Callable[[], list[NewPart]]
+"""Does what is left of the work on a wave, for which the state is not needed. Called once."""
+
 Progress = Callable[[int], None]
 """Called with raw bytes done so far."""
 
@@ -41,7 +44,7 @@ def enough_bytes(storages: Iterable[StorageSource], devices: Devices) -> int:
 
 def encode_waves(
     storages: list[StorageSource],
-    flow: Flow[list[NewPart]],
+    flow: Flow[MakeParts],
     backend: HostBackend,
     workers: Workers,
     *,
@@ -54,7 +57,7 @@ def encode_waves(
     Once it returns, the storages are needed no more: what is in the flow is a copy.
 
     Args:
-        flow: gets for each wave its parts; its limit also makes waves smaller, down to one part.
+        flow: gets for each wave what makes its parts; its limit also makes waves smaller, down to one part.
         seconds: of each stage; "encode" and "wait" are added to.
     """
     done = 0
@@ -63,12 +66,8 @@ def encode_waves(
     def finish(wave: _Wave) -> None:
         nonlocal done
         with timed(seconds, "encode"):
-            parts = wave.parts()
-        flow.put(
-            [_new_part(job, part) for job, part in zip(wave.jobs, parts, strict=True)],
-            reserved=wave.raw_bytes,
-            kept=sum(part.stored_bytes for part in parts),
-        )
+            kept = wave.settle()
+        flow.put(wave.new_parts, reserved=wave.raw_bytes, kept=kept)
         done += wave.raw_bytes
         if progress:
             progress(done)
@@ -90,17 +89,6 @@ def encode_waves(
     if begun is not None:
         finish(begun)
     flow.close()
-
-
-def _new_part(job: PartJob, part: EncodedPart) -> NewPart:
-    return NewPart(
-        encoded=part,
-        storage=job.storage_index,
-        start_bytes=job.start,
-        dtype=job.spec.dtype,
-        role=job.spec.role,
-        label=_label(job.region),
-    )
 
 
 def _label(region: Region) -> dict[str, Any]:
@@ -140,7 +128,9 @@ class _Wave:
     """
 
     def __init__(self, jobs: list[PartJob], raw_bytes: int, backend: HostBackend, workers: Workers) -> None:
-        self.jobs, self.raw_bytes = jobs, raw_bytes
+        self.raw_bytes = raw_bytes
+        # No jobs: they hold the state.
+        self._wanted = [(job.storage_index, job.start, job.spec, job.region) for job in jobs]
         places: dict[torch.device | None, list[int]] = {}
         for place, job in enumerate(jobs):
             places.setdefault(job.device, []).append(place)
@@ -151,14 +141,32 @@ class _Wave:
             for device_places in places.values()
         ]
 
-    def parts(self) -> list[EncodedPart]:
-        """The parts in order; waits for them. Only once: it keeps none of them."""
+    def settle(self) -> int:
+        """Wait until nothing of the state is needed any more; returns how many bytes of host memory the wave takes."""
+        for _, pending in self._on_devices:
+            pending.wait()
+        self._on_host = list(self._on_host)
+        on_devices = sum(pending.stored_bytes for _, pending in self._on_devices)
+        return on_devices + sum(part.stored_bytes for part in self._on_host)
+
+    def new_parts(self) -> list[NewPart]:
+        """The parts in order. Only once: it keeps none of them."""
         parts: dict[int, EncodedPart] = {}
         for places, pending in self._on_devices:
             parts.update(zip(places, pending.parts(), strict=True))
         parts.update(zip(self._host_places, self._on_host, strict=True))
         self._on_host, self._on_devices = [], []
-        return [parts[place] for place in range(len(self.jobs))]
+        return [
+            NewPart(
+                encoded=parts[place],
+                storage=storage,
+                start_bytes=start,
+                dtype=spec.dtype,
+                role=spec.role,
+                label=_label(region),
+            )
+            for place, (storage, start, spec, region) in enumerate(self._wanted)
+        ]
 
 
 def _begin_on_device(jobs: list[PartJob]) -> PendingParts:

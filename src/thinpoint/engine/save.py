@@ -13,13 +13,13 @@ from typing import Any
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.plan import ENCODER_VERSION
 from thinpoint.engine.backends import Backends, Devices
-from thinpoint.engine.encode import Progress, encode_waves, enough_bytes
+from thinpoint.engine.encode import MakeParts, Progress, encode_waves, enough_bytes
 from thinpoint.engine.flow import Flow, clear_frames
 from thinpoint.engine.jobs import backend_names, part_jobs
 from thinpoint.engine.report import timed
 from thinpoint.engine.workers import Workers
 from thinpoint.file.index import PartEntry, StorageEntry, TensorEntry
-from thinpoint.file.writer import FileSummary, FileWriter, NewPart
+from thinpoint.file.writer import FileSummary, FileWriter
 from thinpoint.state.leaves import FlatState
 from thinpoint.store.contract import Sink
 from thinpoint.version import __version__
@@ -77,7 +77,7 @@ class Saving:
         if host_bytes is None or not may_fill_budget:
             enough = enough_bytes(state.storages, backends.devices)
             host_bytes = enough if host_bytes is None else min(enough, host_bytes)
-        self._flow: Flow[list[NewPart]] = Flow(host_bytes)
+        self._flow: Flow[MakeParts] = Flow(host_bytes)
         self._storages = state.storages
         self._backends = backends
         self._progress = progress
@@ -149,9 +149,9 @@ class Saving:
             writer = FileWriter(sink, write_all)
             entries: list[PartEntry] = []
 
-            def write_wave(parts: list[NewPart]) -> None:
+            def write_wave(make_parts: MakeParts) -> None:
                 with timed(self.seconds, "write"):
-                    entries.extend(writer.add_parts(parts))
+                    entries.extend(writer.add_parts(make_parts()))
                 self.active_at = time.monotonic()
 
             self._flow.drain(write_wave)
