@@ -38,13 +38,15 @@ class Settings:
         in_flight_bytes: raw bytes in flight, ascending; the last one is for peers too.
         modes: (checksums, proof) of thinpoint's codec, the barest first.
         num_repeats: measurements after one that only warms up; if 0, that one counts.
-        sample_bytes: what the slow peers get of a component.
+        peer_bytes: what nvCOMP gets of a component at most: its buffers take several times as much.
+        sample_bytes: what the slow peers get.
         with_others: whether they are measured, on the dense state only.
     """
 
     in_flight_bytes: tuple[int, ...] = (64 << 20, 256 << 20, 1 << 30)
     modes: tuple[tuple[bool, bool], ...] = ((False, False), (True, False), (True, True))
     num_repeats: int = 5
+    peer_bytes: int = 4 << 30
     sample_bytes: int = 128 << 20
     with_others: bool = True
 
@@ -85,7 +87,6 @@ class ThinCoder:
         batches: the parts, each list a wave.
         digest: compute checksums of the raw bits, both ways.
         prove: decode and compare what was encoded, as part of encoding.
-        ahead: launch a wave before the one before it is done: two are in flight.
     """
 
     def __init__(
@@ -95,26 +96,15 @@ class ThinCoder:
         *,
         digest: bool,
         prove: bool,
-        ahead: bool = False,
     ) -> None:
         self.codec, self.batches, self.digest, self.prove = codec, batches, digest, prove
-        self.ahead = ahead
         self.waves: list[Any] = []
         self.outs = [[torch.empty_like(item.words) for item in batch] for batch in batches]
 
     def encode(self) -> None:
-        self.waves = []
-        options = {"digest": self.digest, "prove": self.prove}
-        flight = None
-        for batch in self.batches:
-            if flight is not None and not self.ahead:
-                self.waves.append(self.codec.finish(flight, **options))
-                flight = None
-            begun = self.codec.begin(batch)
-            if flight is not None:
-                self.waves.append(self.codec.finish(flight, **options))
-            flight = begun
-        self.waves.append(self.codec.finish(flight, **options))
+        self.waves = [
+            self.codec.encode(batch, digest=self.digest, prove=self.prove) for batch in self.batches
+        ]
 
     def stored_bytes(self) -> int:
         return sum(wave.stored_bytes for wave in self.waves)
@@ -167,14 +157,6 @@ def batches_of(items: list[EncodeItem], max_bytes: int) -> list[list[EncodeItem]
     return batches
 
 
-def waves_of(items: list[EncodeItem], in_flight_bytes: int) -> tuple[list[list[EncodeItem]], bool]:
-    """(waves, whether the next may begin before one is done) so that at most so many raw bytes are in flight, or one item."""
-    whole = batches_of(items, in_flight_bytes)
-    if len(whole) == 1 or max(item.words.numel() for item in items) > in_flight_bytes // 2:
-        return whole, False
-    return batches_of(items, in_flight_bytes // 2), True
-
-
 def measure(coder: Coder, raw_bytes: int, device: torch.device, num_repeats: int) -> Row:
     """Size and rates, or an error if a bit did not come back; the first round only warms up (peers have no output yet)."""
     encode, decode = [], []
@@ -207,8 +189,8 @@ def thin_rows(items: list[EncodeItem], device: torch.device, settings: Settings)
         for digest, prove in settings.modes:
 
             def run(in_flight: int = in_flight, digest: bool = digest, prove: bool = prove) -> Row:
-                waves, ahead = waves_of(items, in_flight)
-                coder = ThinCoder(device_codec(device), waves, digest=digest, prove=prove, ahead=ahead)
+                batches = batches_of(items, in_flight)
+                coder = ThinCoder(device_codec(device), batches, digest=digest, prove=prove)
                 return measure(coder, raw_bytes, device, settings.num_repeats)
 
             row = {"name": "thinpoint", "in_flight_bytes": in_flight, "digest": digest, "prove": prove}
@@ -238,7 +220,7 @@ def peer_row(peer: Peer, data: Tensor, in_flight: int, num_repeats: int) -> Row:
 
 def peer_rows(items: list[EncodeItem], dtype: str, settings: Settings, state_name: str) -> Iterator[Row]:
     """A row for each way to use nvCOMP on the items' bytes end to end; for small tensors also on each alone."""
-    data = torch.cat([item.words for item in items])
+    data = torch.cat([item.words for item in batches_of(items, settings.peer_bytes)[0]])
     ans, ans_small_chunks, zstd = main_peers(dtype)
     largest = settings.in_flight_bytes[-1]
     for in_flight in settings.in_flight_bytes:

@@ -174,6 +174,9 @@ class NvcompBatchCoder:
         """What was encoded, in bytes."""
         return sum(sum(map(int, arrays.buffer_sizes)) for arrays in self.encoded)
 
+    def uncoded_bytes(self) -> None:
+        """nvCOMP does not tell."""
+
     def poison(self) -> None:
         """Overwrite what was decoded before; decoding goes into the same memory."""
         for arrays in self.decoded:

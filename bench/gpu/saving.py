@@ -3,7 +3,8 @@
     python -m bench.gpu.saving --out FOLDER
     python -m bench.gpu.saving --out FOLDER --device cpu --tiny
 
-A large model is one of 1.2B parameters. One JSON file for each, written after each piece. Pieces that would begin after --max-s are left out and named.
+A large model is one of 1.2B parameters. One JSON file for each of the two, written as soon as it is measured. Pieces
+that would begin after --max-s are left out and named.
 """
 
 from __future__ import annotations

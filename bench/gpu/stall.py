@@ -39,27 +39,25 @@ class Case:
 
     Attributes:
         name: for people.
-        save: state, path -> what waits until the checkpoint is durable.
+        save: state, path -> what waits until the checkpoint is durable and returns the report, if there is one.
         load: path, a state of the same structure -> state.
         close: gives back what all saves shared.
+        is_async: training goes on before the checkpoint is durable.
     """
 
     name: str
     save: Callable[[Any, Path], Wait]
     load: Callable[[Path, Any], Any]
     close: Callable[[], object] = lambda: None
-
-
-def _nothing() -> None:
-    pass
+    is_async: bool = False
 
 
 def thin_save(name: str, **options: Any) -> Case:
     """thinpoint.save."""
 
     def save(state: Any, path: Path) -> Wait:
-        thinpoint.save(state, path, **options)
-        return _nothing
+        report = thinpoint.save(state, path, **options)
+        return lambda: report
 
     return Case(name=name, save=save, load=lambda path, _: thinpoint.load(path))
 
@@ -70,6 +68,7 @@ def thin_async_save(name: str, **options: Any) -> Case:
         name=name,
         save=lambda state, path: thinpoint.async_save(state, path, **options).result,
         load=lambda path, _: thinpoint.load(path),
+        is_async=True,
     )
 
 
@@ -80,7 +79,7 @@ def torch_save() -> Case:
         torch.save(state, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        return _nothing
+        return lambda: None
 
     return Case(name="torch.save", save=save, load=lambda path, _: torch.load(path, weights_only=True))
 
@@ -91,7 +90,7 @@ def dcp_save() -> Case:
 
     def save(state: Any, path: Path) -> Wait:
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=8), no_dist=True)
-        return _nothing
+        return lambda: None
 
     return Case(name="dcp.save, 8 threads", save=save, load=_dcp_load)
 
@@ -113,7 +112,7 @@ def dcp_async_save(device: torch.device) -> Case:
 
     def save(state: Any, path: Path) -> Wait:
         future = dcp.async_save(
-            state,
+            _plain(state),
             storage_writer=dcp.FileSystemWriter(path, thread_count=8),
             async_stager=stager,
             no_dist=True,
@@ -121,8 +120,17 @@ def dcp_async_save(device: torch.device) -> Case:
         return getattr(future, "upload_completion", future).result
 
     return Case(
-        name="dcp.async_save, pinned staging, 8 threads", save=save, load=_dcp_load, close=stager.close
+        name="dcp.async_save, pinned staging, 8 threads",
+        save=save,
+        load=_dcp_load,
+        close=stager.close,
+        is_async=True,
     )
+
+
+def _plain(value: Any) -> Any:
+    """The same with plain dicts: the stager of torch 2.11 cannot copy others."""
+    return {key: _plain(child) for key, child in value.items()} if isinstance(value, dict) else value
 
 
 def _dcp_load(path: Path, like: Any) -> Any:
@@ -148,7 +156,7 @@ def cases(device: torch.device) -> list[Case]:
 def measure(trainer: Trainer, entrant: Case, folder: Path, num_saves: int) -> Row:
     """Stall, seconds until durable, and steps meanwhile, of one way to save."""
     device = trainer.data.device
-    stalls, durable, meanwhile, alone = [], [], [], []
+    stalls, durable, meanwhile, alone, stages = [], [], [], [], []
     num_bytes = raw_bytes = 0
     try:
         for number in range(num_saves):
@@ -162,9 +170,9 @@ def measure(trainer: Trainer, entrant: Case, folder: Path, num_saves: int) -> Ro
             begin = time.perf_counter()
             wait = entrant.save(state, path)
             stalls.append(time.perf_counter() - begin)
-            if wait is not _nothing:
+            if entrant.is_async:
                 meanwhile += [_seconds(trainer.step, device) for _ in range(STEPS_BETWEEN)]
-            wait()
+            stages.append(getattr(wait(), "stages", {}))
             durable.append(time.perf_counter() - begin)
             num_bytes = bytes_on_disk(path)
             if last:
@@ -180,6 +188,7 @@ def measure(trainer: Trainer, entrant: Case, folder: Path, num_saves: int) -> Ro
         "first": {"stall": stalls[0], "durable": durable[0]},
         "stall": asdict(spread(stalls[1:])),
         "durable": asdict(spread(durable[1:])),
+        "stages": {name: statistics.median(each[name] for each in stages[1:]) for name in stages[-1]},
         "step_alone": statistics.median(alone),
         "steps_meanwhile": asdict(spread(meanwhile)) if meanwhile else None,
     }

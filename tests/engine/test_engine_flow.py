@@ -42,6 +42,60 @@ def test_items_come_in_order_and_within_the_limit() -> None:
     assert 4 <= flow.peak_bytes <= 10
 
 
+def test_what_is_held_until_the_next_item_counts_as_long() -> None:
+    flow: Flow[int] = Flow(10)
+    held: list[int] = []
+    most: list[int] = []
+
+    def hold(item: int) -> None:
+        most.append(flow.limit_bytes - sum(flow.has_room(n) for n in range(1, 11)))
+        held[:] = [item]
+
+    def make() -> None:
+        for i in range(50):
+            flow.reserve(4)
+            flow.put(i, reserved=4, kept=4)
+        flow.close()
+
+    making = in_thread(make)
+    flow.drain(hold, held.clear)
+    making.result(10)
+    assert held == [] and flow.has_room(10)
+    assert max(most) <= 8
+
+
+def test_an_item_that_fills_the_limit_is_settled_when_no_other_can_come() -> None:
+    flow: Flow[int] = Flow(10)
+    settled: list[bool] = []
+
+    def make() -> None:
+        for i in range(5):
+            flow.reserve(10)
+            flow.put(i, reserved=10, kept=10)
+        flow.close()
+
+    making = in_thread(make)
+    in_thread(flow.drain, lambda item: None, lambda: settled.append(True)).result(10)
+    making.result(10)
+    assert settled
+
+
+def test_a_late_drain_waits_for_the_end_or_until_there_is_no_room() -> None:
+    for limit_bytes, early in ((100, False), (8, True)):
+        flow: Flow[int] = Flow(limit_bytes, drains_late=True)
+        got: list[int] = []
+        draining = in_thread(flow.drain, got.append)
+        for i in range(4):
+            flow.reserve(4)
+            flow.put(i, reserved=4, kept=4)
+        if not early:
+            time.sleep(0.05)
+        assert bool(got) == early
+        flow.close()
+        draining.result(10)
+        assert got == [0, 1, 2, 3]
+
+
 def test_one_item_may_be_larger_than_the_limit_but_only_alone() -> None:
     flow: Flow[str] = Flow(10)
     flow.reserve(1000)

@@ -17,24 +17,35 @@ CONST_ID = 1
 
 
 def pad8(data: np.ndarray) -> np.ndarray:
-    """A copy of the bytes, zero-padded to a multiple of 8."""
+    """The bytes, zero-padded to a multiple of 8; the argument itself where it needs none."""
+    if data.size % 8 == 0:
+        return data
     padded = np.zeros(-(-data.size // 8) * 8, np.uint8)
     padded[: data.size] = data
     return padded
 
 
 def encode_blocks(
-    words: np.ndarray, store: Callable[[np.ndarray], np.ndarray], codec_id: int, chain: str, map: Mapper
+    words: np.ndarray,
+    store: Callable[[np.ndarray], np.ndarray],
+    codec_id: int,
+    chain: str,
+    map: Mapper,
+    *,
+    is_private: bool = False,
 ) -> EncodedPart:
     """A part of one plane whose blocks are each made of their own words alone.
 
     Args:
-        store: the stored bytes of a block, a multiple of 8, from its words as uint8; must not keep its argument.
+        store: the stored bytes of a block, a multiple of 8, from its words as uint8; may keep its argument.
+        is_private: nobody else writes to the words, now or later: they may be kept.
     """
 
     def encode_one(start: int) -> tuple[np.ndarray, int, int]:
-        # A private copy: the digest is of the very bytes that are stored, should they change meanwhile.
-        piece = as_bytes(words[start : start + BLOCK_ELEMS]).copy()
+        piece = as_bytes(words[start : start + BLOCK_ELEMS])
+        if not is_private:
+            # The digest is of the very bytes that are stored, should they change meanwhile.
+            piece = piece.copy()
         stored = store(piece)
         return stored, digest(stored), digest(piece, start * words.itemsize // 8)
 
@@ -86,9 +97,9 @@ def check_plain(part: CodedPart) -> None:
         )
 
 
-def encode_raw(words: np.ndarray, map: Mapper) -> EncodedPart:
-    """The words as they are, in blocks."""
-    return encode_blocks(words, pad8, RAW_ID, "raw", map)
+def encode_raw(words: np.ndarray, map: Mapper, *, is_private: bool = False) -> EncodedPart:
+    """The words as they are, in blocks. is_private: as for `encode_blocks`."""
+    return encode_blocks(words, pad8, RAW_ID, "raw", map, is_private=is_private)
 
 
 def decode_raw(

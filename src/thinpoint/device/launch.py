@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
 COMPARE_BYTES, COMPARE_ROUNDS = 8192, 8
 
 
-def fast_constants(variant: Variant, profile: bool) -> dict[str, Any]:
+def fast_constants(variant: Variant) -> dict[str, Any]:
     """Compile-time parameters of the fast kernels, in the order of their signatures."""
     return {
         "WIDTH": variant.word_bits,
@@ -42,20 +42,27 @@ def fast_constants(variant: Variant, profile: bool) -> dict[str, Any]:
         "LOW_BITS": variant.low_bits,
         "SHIFT": variant.trailing_zeros,
         "SIGNED": variant.signed,
-        "PROFILE": profile,
         "STEPS": SEGMENT_STEPS,
     }
 
 
 @dataclass(kw_only=True)
 class Plans:
-    """What planning made, on the device: int32 means, kept uint8 flags, int32 profiles, int32 freqs[parts, 256]."""
+    """What planning made, on the device.
 
-    means: torch.Tensor
+    Attributes:
+        numbers: int32, all that prefixes are made of; `layout` says how many are means, profiles, and freqs[parts, 256].
+        kept: uint8 flags of groups.
+        entries: int64[parts, 256], the encoder's table.
+    """
+
+    numbers: torch.Tensor
+    layout: tuple[int, int, int]
     kept: torch.Tensor
-    profiles: torch.Tensor
-    freqs: torch.Tensor
     entries: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.means, self.profiles, self.freqs = self.numbers.split(self.layout)
 
 
 class Launcher:
@@ -109,10 +116,12 @@ class Launcher:
         try:
             for side, launch in zip(sides, launches[1:], strict=True):
                 side.wait_event(ready)
-                with torch.cuda.stream(side):
-                    launch()
+                torch.cuda.set_stream(side)
+                launch()
+            torch.cuda.set_stream(current)
             launches[0]()
         finally:
+            torch.cuda.set_stream(current)
             for side in sides:
                 current.wait_stream(side)
 
@@ -129,13 +138,18 @@ class Launcher:
         """Scan all parts and plan them; fills the second block of columns of `parts`, and `masks` (zeros before)."""
         host = tables.host
         num_parts = len(host.parts)
-        means, kept = self.empty(host.num_means, torch.int32), self.empty(host.num_means, torch.uint8)
-        profiles = self.empty(lists.num_profile, torch.int32)
+        # Pieces of whole 16 bytes, as kernels want them.
+        layout = (_padded4(host.num_means), _padded4(lists.num_profile), num_parts * 256)
+        plans = Plans(
+            numbers=self.empty(sum(layout), torch.int32),
+            layout=layout,
+            kept=self.empty(host.num_means, torch.uint8),
+            entries=self.empty(num_parts * 256, torch.int64),
+        )
+        means, kept, profiles = plans.means, plans.kept, plans.profiles
         num_sampled = num_parts * fields.CANDIDATES.value * fields.HIST_COLUMNS.value
         histograms = self.zeros(num_sampled + lists.num_rows * 256, torch.int32)
         large = histograms[num_sampled:]
-        freqs = self.empty(num_parts * 256, torch.int32)
-        entries = self.empty(num_parts * 256, torch.int64)
         for width, chunks in lists.scan.items():
             self._run(
                 scan.scan_groups,
@@ -204,9 +218,17 @@ class Launcher:
                 num_warps=4,
             )
         self._run(
-            plan.make_tables, (num_parts,), parts, histograms, lists.rows, large, freqs, entries, num_warps=4
+            plan.make_tables,
+            (num_parts,),
+            parts,
+            histograms,
+            lists.rows,
+            large,
+            plans.freqs,
+            plans.entries,
+            num_warps=4,
         )
-        return Plans(means=means, kept=kept, profiles=profiles, freqs=freqs, entries=entries)
+        return plans
 
     def encode(
         self,
@@ -223,11 +245,9 @@ class Launcher:
         """All segments: raw plane, words in scratch, counts and lane states. num_patches: int64, the first is 0."""
         planned = (tables.segments, parts, plans.means, plans.profiles)
         coded = (plans.entries, raw, scratch, counts, states, patches, num_patches, patches.numel())
-        may_profile = bool((tables.host.parts[:, fields.ROW_ELEMS.value] > 0).any())
         self._code(
             (encode.encode_whole, general.encode_any),
             (tables.whole, tables.general),
-            (False, True) if may_profile else (False,),
             (*planned, *coded),
             (*planned, tables.order, *coded),
         )
@@ -236,7 +256,6 @@ class Launcher:
         self,
         kernels: tuple[Any, Any],
         programs: tuple[dict[Variant, torch.Tensor], dict[int, torch.Tensor]],
-        profile_modes: Iterable[bool],
         arguments: tuple[Any, ...],
         general_arguments: tuple[Any, ...],
     ) -> None:
@@ -247,9 +266,8 @@ class Launcher:
             for width, own in programs[1].items()
         ]
         for variant, own in programs[0].items():
-            for profile in profile_modes:
-                options = {**fast_constants(variant, profile), **self._fast}
-                launches.append(partial(self._run, fast, (len(own),), own, *arguments, **options))
+            options = {**fast_constants(variant), **self._fast}
+            launches.append(partial(self._run, fast, (len(own),), own, *arguments, **options))
         self._side_by_side(launches)
 
     def compact(
@@ -354,7 +372,6 @@ class Launcher:
         self._code(
             (decode.decode_whole, general.decode_any),
             (programs.whole, programs.general),
-            programs.profile_modes,
             (*planned, *streams),
             (*planned, order, *streams),
         )
@@ -427,3 +444,7 @@ def _chunks(sizes: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.nd
     owner = np.repeat(np.arange(sizes.size), per)
     start = (np.arange(owner.size) - np.repeat(np.cumsum(per) - per, per)) * step
     return owner, start, np.minimum(step, sizes[owner] - start)
+
+
+def _padded4(size: int) -> int:
+    return -(-max(size, 1) // 4) * 4

@@ -76,7 +76,7 @@ class OutgoingWords:
 
     def parts(self) -> list[EncodedPart]:
         self.wait()
-        return [raw.encode_raw(self._words.view(WORD_DTYPES[self._word_bytes]), serial_map)]
+        return [_raw_part(self._words, self._word_bytes)]
 
 
 class OutgoingWave:
@@ -122,8 +122,10 @@ class OutgoingWave:
             parts[i] = _const_part(num_bytes, word_bytes, word, digests[i])
         for i, words in self._plain.items():
             _, word_bytes, spec = self._shapes[i]
-            typed = words.view(WORD_DTYPES[word_bytes])
-            parts[i] = raw.encode_raw(typed, serial_map) if i in self._raw else self._host.encode(typed, spec)
+            if i in self._raw:
+                parts[i] = _raw_part(words, word_bytes)
+            else:
+                parts[i] = self._host.encode(words.view(WORD_DTYPES[word_bytes]), spec)
         return [parts[i] for i in range(len(self._shapes))]
 
 
@@ -152,21 +154,21 @@ class _BatchCopy:
             _copy_blocks(raw_plane, raw_starts, raw_sizes, copies),
             _copy_blocks(batch.entropy, entropy_starts, sizes[1], copies),
         )
-        plans = batch.plans
-        self._plans = HostPlans(
-            means=copies.add(plans.means),
-            profiles=copies.add(plans.profiles),
-            freqs=copies.add(plans.freqs).reshape(-1, 256),
-            patches=copies.add(batch.patches.sort().values),
-        )
+        self._cuts = np.cumsum(batch.plans.layout)[:2]
+        self._numbers = copies.add(batch.plans.numbers)
+        self._patches = copies.add(batch.patches)
 
     def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:
         """(index in the wave, part) of the parts that count. raw_digests: of the wave's parts."""
         digests = self._digests.view(np.uint64)[: 2 * self._owner.size].reshape(2, -1)
+        means, profiles, freqs = np.split(self._numbers, self._cuts)
+        plans = HostPlans(
+            means=means, profiles=profiles, freqs=freqs.reshape(-1, 256), patches=np.sort(self._patches)
+        )
         for p in np.flatnonzero(self._accepted).tolist():
             first, last = np.searchsorted(self._owner, [p, p + 1])
             row = self._rows[p]
-            prefix, chain = prefix_of(row, self._assumptions[p], p, self._plans)
+            prefix, chain = prefix_of(row, self._assumptions[p], p, plans)
             member = int(self._members[p])
             yield (
                 member,
@@ -202,6 +204,11 @@ def _copy_blocks(
             for a, n in zip(places[run].tolist(), sizes[run].tolist(), strict=True)
         ]
     return blocks
+
+
+def _raw_part(words: np.ndarray, word_bytes: int) -> EncodedPart:
+    """A part of words (uint8, nobody else's) as they are."""
+    return raw.encode_raw(words.view(WORD_DTYPES[word_bytes]), serial_map, is_private=True)
 
 
 def _const_part(num_bytes: int, word_bytes: int, word: int, raw_digest: int) -> EncodedPart:

@@ -62,7 +62,7 @@ def device_backend(
 
     Args:
         name: "auto", "triton", "cpu" or "reference".
-        codec: "thin", "nvcomp-zstd" or "nvcomp-ans".
+        codec: "thin", "raw", "nvcomp-zstd" or "nvcomp-ans".
         prove: decode on the device what was encoded, and compare.
 
     Raises:
@@ -74,7 +74,7 @@ def device_backend(
         return None
     reason = _why_not_on(device)
     if reason is None:
-        return _triton(device, prove)
+        return _plain(device) if codec == "raw" else _triton(device, prove)
     if name == "triton":
         raise BackendUnavailableError(f"backend 'triton' cannot run on {device}: {reason}")
     _log_cpu(str(device), reason)
@@ -86,6 +86,13 @@ def _triton(device: torch.device, prove: bool) -> DeviceBackend:
     from thinpoint.device.backend import TritonBackend
 
     return TritonBackend(device, prove=prove)
+
+
+@cache
+def _plain(device: torch.device) -> DeviceBackend:
+    from thinpoint.device.backend import PlainBackend
+
+    return PlainBackend(device)
 
 
 @cache

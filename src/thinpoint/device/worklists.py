@@ -131,13 +131,11 @@ class Programs:
     Attributes:
         whole: for each fast variant the first segments of its programs.
         general: for each width of a word the segments that the general kernel takes.
-        profile_modes: which of the two forms of the fast kernels there is work for.
         segments_in_block: a power of two, at least the segments of any block.
     """
 
     whole: dict[Variant, torch.Tensor]
     general: dict[int, torch.Tensor]
-    profile_modes: tuple[bool, ...]
     segments_in_block: int
 
 
@@ -163,11 +161,9 @@ def decode_programs(
             rest = np.concatenate([own[wanted[of[own]]], extra[widths == width]])
             if rest.size:
                 general_lists[width] = upload(rest)
-    profiled = parts[wanted, fields.HAS_PROFILE.value] != 0
     most = int(host.blocks[:, fields.BLOCK_SEGMENTS.value].max(initial=1))
     return Programs(
         whole=whole,
         general=general_lists,
-        profile_modes=tuple(mode for mode in (False, True) if (profiled == mode).any()),
         segments_in_block=triton.next_power_of_2(max(most, 8)),
     )

@@ -22,7 +22,7 @@ NAMES = ("auto", "triton", "cpu", "reference")
 HOST_CODECS = {"thin": "thin", "zstd": "zstd", "raw": "raw", "nvcomp-zstd": "zstd", "nvcomp-ans": "thin"}
 """Names that `codec=` and THINPOINT_CODEC take, and what tensors in host memory are coded with."""
 
-_ONLY_ON_HOST = ("zstd", "raw")
+_ONLY_ON_HOST = ("zstd",)
 
 
 class Devices:

@@ -34,12 +34,19 @@ Progress = Callable[[int], None]
 """Called with raw bytes done so far."""
 
 
-def enough_bytes(storages: Iterable[StorageSource], devices: Devices) -> int:
-    """Raw bytes of so many waves that no stage waits for another: one is encoded, one copied from the device, one written."""
-    used = {
-        on.device for on in (device_backend_of(storage, devices) for storage in storages) if on is not None
-    }
-    return 2 * PART_BYTES + 3 * DEVICE_WAVE_BYTES * len(used)
+def devices_used(storages: Iterable[StorageSource], devices: Devices) -> set[torch.device]:
+    """The devices that encode something themselves."""
+    backends = {id(on): on for on in (device_backend_of(storage, devices) for storage in storages) if on}
+    return {on.device for on in backends.values()}
+
+
+def enough_bytes(num_devices: int) -> int:
+    """Raw bytes of so many waves that no stage waits for another: one is encoded, one copied from the device, one written.
+
+    Args:
+        num_devices: devices that encode.
+    """
+    return 2 * PART_BYTES + 3 * DEVICE_WAVE_BYTES * num_devices
 
 
 def encode_waves(

@@ -21,14 +21,17 @@ class Flow(Generic[Item]):
 
     Args:
         limit_bytes: what may be reserved at a time; a single item may be larger than it.
+        drains_late: `drain` begins only once all items are there, or there is no room for more: both sides share one
+            interpreter, so that either slows the other down.
 
     Attributes:
         peak_bytes: the most that was reserved at a time.
         has_waited: whether `reserve` ever had to wait for `drain`.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, drains_late: bool = False) -> None:
         self.limit_bytes = limit_bytes
+        self._must_wait = drains_late
         self.peak_bytes = 0
         self.has_waited = False
         self._reserved_bytes = 0
@@ -56,6 +59,8 @@ class Flow(Generic[Item]):
                 and self._reserved_bytes + num_bytes > self.limit_bytes
             ):
                 self.has_waited = True
+                self._must_wait = False
+                self._changed.notify_all()
                 self._changed.wait()
             self.check()
             self._reserved_bytes += num_bytes
@@ -74,6 +79,7 @@ class Flow(Generic[Item]):
         """Say that nothing more will come."""
         with self._changed:
             self._is_closed = True
+            self._must_wait = False
             self._changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
@@ -89,11 +95,21 @@ class Flow(Generic[Item]):
         if self._error is not None:
             raise self._error
 
-    def drain(self, use: Callable[[Item], Any]) -> None:
-        """Call `use` with every item, in order, until the other side closes. Only `use` holds an item meanwhile."""
+    def drain(self, use: Callable[[Item], Any], settle: Callable[[], Any] = lambda: None) -> None:
+        """Call `use` with every item, in order, until the other side closes. Only `use` holds an item meanwhile.
+
+        Args:
+            settle: called when there is no further item yet, or none at all: `use` may hold an item until its next call, or
+                until this. Its bytes count as long.
+        """
+        held = 0
         while True:
+            if not self._items:
+                settle()
+                self._give_back(held)
+                held = 0
             with self._changed:
-                while self._error is None and not self._items and not self._is_closed:
+                while self._error is None and (self._must_wait or not (self._items or self._is_closed)):
                     self._changed.wait()
                 self.check()
                 if not self._items:
@@ -101,9 +117,13 @@ class Flow(Generic[Item]):
                 item, kept = self._items.popleft()
             use(item)
             del item
-            with self._changed:
-                self._reserved_bytes -= kept
-                self._changed.notify_all()
+            self._give_back(held)
+            held = kept
+
+    def _give_back(self, num_bytes: int) -> None:
+        with self._changed:
+            self._reserved_bytes -= num_bytes
+            self._changed.notify_all()
 
     def unless_stopped(self, map: Mapper) -> Mapper:
         """The same `map`, which after `stop` goes through its items without calling the function.

@@ -68,7 +68,9 @@ def device_backend_of(storage: StorageSource, devices: Devices) -> DeviceBackend
     """
     if storage.view is None or not storage.regions:
         return None
-    return devices.get(storage.view(0, 0).device)
+    import torch
+
+    return devices.get(torch.device(storage.device))
 
 
 def backend_names(storages: list[StorageSource], backend: HostBackend, devices: Devices) -> str:

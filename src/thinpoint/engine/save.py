@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.plan import ENCODER_VERSION
 from thinpoint.engine.backends import Backends, Devices
-from thinpoint.engine.encode import MakeParts, Progress, encode_waves, enough_bytes
+from thinpoint.engine.encode import MakeParts, Progress, devices_used, encode_waves, enough_bytes
 from thinpoint.engine.flow import Flow, clear_frames
 from thinpoint.engine.jobs import backend_names, part_jobs
 from thinpoint.engine.report import timed
@@ -52,7 +52,8 @@ class Saving:
         state: what is saved; it must not change until `encode` has returned.
         backends: what codes it.
         host_bytes: the budget; None for no limit but that of a few waves.
-        may_fill_budget: let all of it be filled, instead of a few waves, which is enough for the halves to overlap.
+        may_fill_budget: let all of it be filled, as the caller waits only for encoding; what devices encode is written only
+            then or after. Otherwise a few waves are set aside, which is enough for the halves to overlap.
         seconds: of stages before this one.
         meta: for the file's index.
         progress: called by `encode`.
@@ -74,10 +75,11 @@ class Saving:
         meta: dict[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
+        used = devices_used(state.storages, backends.devices)
         if host_bytes is None or not may_fill_budget:
-            enough = enough_bytes(state.storages, backends.devices)
+            enough = enough_bytes(len(used))
             host_bytes = enough if host_bytes is None else min(enough, host_bytes)
-        self._flow: Flow[MakeParts] = Flow(host_bytes)
+        self._flow: Flow[MakeParts] = Flow(host_bytes, drains_late=may_fill_budget and bool(used))
         self._storages = state.storages
         self._backends = backends
         self._progress = progress
@@ -146,21 +148,29 @@ class Saving:
         """
         with self._stopping_on_error(), self._timed_commit(target) as sink, Workers(num_threads) as workers:
             write_all = partial(sink.write_all, map=self._flow.unless_stopped(workers.copy_map))
-            writer = FileWriter(sink, write_all)
+            behind = _Behind(write_all, workers, self._got_on)
+            writer = FileWriter(sink, behind.write_all)
             entries: list[PartEntry] = []
 
             def write_wave(make_parts: MakeParts) -> None:
                 with timed(self.seconds, "write"):
                     entries.extend(writer.add_parts(make_parts()))
-                self.active_at = time.monotonic()
 
-            self._flow.drain(write_wave)
+            def settle() -> None:
+                with timed(self.seconds, "write"):
+                    behind.settle()
+
+            self._flow.drain(write_wave, settle)
             with timed(self.seconds, "write"):
                 rest, self._rest = self._rest, {}
                 summary = writer.finish(**rest, encoder=ENCODER_VERSION, writer_version=__version__)
+                behind.settle()
             # A sink may have been spared the rest after an error: what it has is then not to be committed.
             self._flow.check()
         return Written(summary=summary, entries=entries, name=getattr(sink, "name", None))
+
+    def _got_on(self) -> None:
+        self.active_at = time.monotonic()
 
     @contextmanager
     def _stopping_on_error(self) -> Iterator[None]:
@@ -184,6 +194,37 @@ class Saving:
         if end is not None:
             self.seconds["commit"] = time.perf_counter() - end
             self.active_at = time.monotonic()
+
+
+class _Behind:
+    """Writes on another thread, so that the next parts are made meanwhile.
+
+    Args:
+        write_all: writes buffers in order.
+        workers: theirs is the thread.
+        got_on: called whenever something has been written.
+    """
+
+    def __init__(
+        self, write_all: Callable[[list[Any]], None], workers: Workers, got_on: Callable[[], None]
+    ) -> None:
+        self._write_all, self._workers, self._got_on = write_all, workers, got_on
+        self._writing: Future[None] | None = None
+
+    def write_all(self, buffers: list[Any]) -> None:
+        """Begin to write buffers, once those before are written; raises what went wrong with those."""
+        self.settle()
+        self._writing = self._workers.in_background(self._write, buffers)
+
+    def settle(self) -> None:
+        """Wait for what is being written; raises what goes wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, buffers: list[Any]) -> None:
+        self._write_all(buffers)
+        self._got_on()
 
 
 def run(saving: Saving, target: AbstractContextManager[Sink], workers: Workers) -> Written:

@@ -62,8 +62,8 @@ def decode_step(
 
 
 @triton.jit
-def decode_whole(
-    programs,
+def decode_pair(
+    segment,
     segments,
     parts,
     means,
@@ -82,19 +82,11 @@ def decode_whole(
     PROFILE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Decode what `encode_whole` made into the words at the part's address; patches are left to `apply_patches`.
-
-    tables: uint32[parts, TABLE_WORDS]. entropy_words, entropy_states: the same bytes as uint16 and uint32. counts: int32, checked
-    by `open_blocks`; overwritten. errors: int32, or-ed for each part. Whatever the bytes say, reads and writes stay inside of
-    the segments.
-    """
-    segment = tl.load(programs + tl.program_id(0))
+    """The work of `decode_whole` on a pair of segments, of a part with a column profile or without."""
     row_a = segments + segment * f.SEGMENT_COLUMNS
     row_b = row_a + f.SEGMENT_COLUMNS
     part = tl.load(row_a + f.SEG_PART)
     fields = parts + part * f.PART_COLUMNS
-    if ((tl.load(fields + f.HAS_PROFILE) != 0) != PROFILE) | (tl.load(fields + f.SINGLE) >= 0):
-        return
     lane = tl.arange(0, 32)
     first = (tl.load(row_a + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
     elems_a = first + lane
@@ -195,3 +187,78 @@ def decode_whole(
     flags = tl.max(tl.where(bad_state, f.BAD_STATE, 0) | tl.where(bad_end, f.BAD_END, 0), 0)
     if flags != 0:
         tl.atomic_or(errors + part, flags)
+
+
+@triton.jit
+def decode_whole(
+    programs,
+    segments,
+    parts,
+    means,
+    profiles,
+    tables,
+    raw,
+    entropy_words,
+    entropy_states,
+    counts,
+    errors,
+    WIDTH: tl.constexpr,
+    RAW_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SIGNED: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Decode what `encode_whole` made into the words at the part's address; patches are left to `apply_patches`.
+
+    tables: uint32[parts, TABLE_WORDS]. entropy_words, entropy_states: the same bytes as uint16 and uint32. counts: int32, checked
+    by `open_blocks`; overwritten. errors: int32, or-ed for each part. Whatever the bytes say, reads and writes stay inside of
+    the segments.
+    """
+    segment = tl.load(programs + tl.program_id(0))
+    part = tl.load(segments + segment * f.SEGMENT_COLUMNS + f.SEG_PART)
+    fields = parts + part * f.PART_COLUMNS
+    # Parts of a single symbol are the general kernel's.
+    if tl.load(fields + f.SINGLE) < 0:
+        if tl.load(fields + f.HAS_PROFILE) != 0:
+            decode_pair(
+                segment,
+                segments,
+                parts,
+                means,
+                profiles,
+                tables,
+                raw,
+                entropy_words,
+                entropy_states,
+                counts,
+                errors,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+                True,
+                STEPS,
+            )
+        else:
+            decode_pair(
+                segment,
+                segments,
+                parts,
+                means,
+                profiles,
+                tables,
+                raw,
+                entropy_words,
+                entropy_states,
+                counts,
+                errors,
+                WIDTH,
+                RAW_BITS,
+                LOW_BITS,
+                SHIFT,
+                SIGNED,
+                False,
+                STEPS,
+            )

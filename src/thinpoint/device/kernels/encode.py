@@ -97,9 +97,9 @@ def late_patches(
             add_patches(patches, num_patches, capacity, part, fields, elem, top, bad, num_bad)
 
 
-@triton.jit(do_not_specialize=["capacity"])
-def encode_whole(
-    programs,
+@triton.jit
+def encode_pair(
+    segment,
     segments,
     parts,
     means,
@@ -120,21 +120,14 @@ def encode_whole(
     PROFILE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Encode two consecutive whole segments of one part, all of whose groups are coded.
+    """The work of `encode_whole` on a pair of segments, of a part with a column profile or without.
 
     The two, a and b, are independent chains that hide each other's latency.
-
-    programs: int64, first segment of each program. raw: uint32; scratch: uint16; counts: int32, words of each segment;
-    states: uint32[segments, 32]; patches: int64, see `add_patches`. SHIFT: trailing zeros.
-    STEPS x RAW_BITS is a multiple of 32. A program leaves at once if its part is planned otherwise than PROFILE says.
     """
-    segment = tl.load(programs + tl.program_id(0))
     row_a = segments + segment * f.SEGMENT_COLUMNS
     row_b = row_a + f.SEGMENT_COLUMNS
     part = tl.load(row_a + f.SEG_PART)
     fields = parts + part * f.PART_COLUMNS
-    if (tl.load(fields + f.HAS_PROFILE) != 0) != PROFILE:
-        return
     lane = tl.arange(0, 32)
     first = (tl.load(row_a + f.SEG_INDEX) * (STEPS * 32)).to(tl.int32)
     elems_a = first + lane
@@ -285,3 +278,81 @@ def encode_whole(
     tl.store(states + (segment + 1) * 32 + lane, state_b)
     tl.store(counts + segment, count_a)
     tl.store(counts + segment + 1, count_b)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def encode_whole(
+    programs,
+    segments,
+    parts,
+    means,
+    profiles,
+    entries,
+    raw,
+    scratch,
+    counts,
+    states,
+    patches,
+    num_patches,
+    capacity,
+    WIDTH: tl.constexpr,
+    RAW_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SIGNED: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Encode two consecutive whole segments of one part, all of whose groups are coded.
+
+    programs: int64, first segment of each program. raw: uint32; scratch: uint16; counts: int32, words of each segment;
+    states: uint32[segments, 32]; patches: int64, see `add_patches`. SHIFT: trailing zeros.
+    STEPS x RAW_BITS is a multiple of 32.
+    """
+    segment = tl.load(programs + tl.program_id(0))
+    part = tl.load(segments + segment * f.SEGMENT_COLUMNS + f.SEG_PART)
+    if tl.load(parts + part * f.PART_COLUMNS + f.HAS_PROFILE) != 0:
+        encode_pair(
+            segment,
+            segments,
+            parts,
+            means,
+            profiles,
+            entries,
+            raw,
+            scratch,
+            counts,
+            states,
+            patches,
+            num_patches,
+            capacity,
+            WIDTH,
+            RAW_BITS,
+            LOW_BITS,
+            SHIFT,
+            SIGNED,
+            True,
+            STEPS,
+        )
+    else:
+        encode_pair(
+            segment,
+            segments,
+            parts,
+            means,
+            profiles,
+            entries,
+            raw,
+            scratch,
+            counts,
+            states,
+            patches,
+            num_patches,
+            capacity,
+            WIDTH,
+            RAW_BITS,
+            LOW_BITS,
+            SHIFT,
+            SIGNED,
+            False,
+            STEPS,
+        )

@@ -4,18 +4,40 @@ import triton
 import triton.language as tl
 
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.kernels.coder import BALLOT, pull_symbol, push_symbol, ranks, refill
+from thinpoint.device.kernels.coder import BALLOT, pull_symbol, push_symbol, ranks, read_ahead, refill
 from thinpoint.device.kernels.patching import add_patches
 from thinpoint.device.kernels.scan import word_pointer
 
 
 @triton.jit
-def group_of_step(step, first_group, order, has_order, order_at):
-    """The group that a step's values come from."""
-    group = first_group + step // 8
-    if has_order:
-        group = tl.load(order + order_at + step // 8)
-    return group
+def group_of_step(step, first_group, order, is_listed, order_at):
+    """The group that a step's values come from. order: of the part, if `is_listed`."""
+    listed = tl.load(order + order_at + step // 8, mask=is_listed, other=0)
+    return tl.where(is_listed, listed, first_group + step // 8)
+
+
+@triton.jit
+def predict_step(step, group, lane, values, mean_at, stride, base, profile, has_profile, row_elems):
+    """(elements of a step, which of them there are, their predictions)."""
+    use = step * 32 + lane < values
+    elem = group * 256 + (step % 8) * 32 + lane
+    prediction = tl.load(mean_at + stride * group) + base
+    return elem, use, prediction + tl.load(profile + elem % row_elems, mask=use & has_profile, other=0)
+
+
+@triton.jit
+def raw_bits_of_step(raw, step, raw_bits, num_words, some):
+    """Raw bits of a step's values (uint64, the lowest bits count). raw: where those of each lane begin."""
+    position = step * raw_bits
+    at = position // 32
+    within = position % 32
+    reach = within + raw_bits
+    first = tl.load(raw + at * 32, mask=some & (at < num_words), other=0).to(tl.uint64)
+    second = tl.load(raw + (at + 1) * 32, mask=some & (reach > 32) & (at + 1 < num_words), other=0)
+    third = tl.load(raw + (at + 2) * 32, mask=some & (reach > 64) & (at + 2 < num_words), other=0)
+    bits = (first | (second.to(tl.uint64) << 32)) >> within.to(tl.uint64)
+    # Beyond 64 bits there is something only if `within` is not 0.
+    return bits | (third.to(tl.uint64) << ((64 - within) % 64).to(tl.uint64))
 
 
 @triton.jit
@@ -89,19 +111,28 @@ def encode_any(
     one = tl.full([], 1, tl.uint64)
 
     steps = (values + 31) // 32
+    is_listed = has_order & (steps > 0)
     state = tl.full([32], f.STATE_LOW, tl.uint32)
     count = tl.zeros([], tl.int32)
     current = tl.zeros([32], tl.uint32)
     word_now = (steps * raw_bits + 31) // 32 - 1
     step = steps - 1
+    # Values are loaded one step before they are coded, and their group one before that: one group serves eight steps.
+    group = group_of_step(tl.maximum(step, 0), first_group, order, is_listed, order_at)
+    elem, use, prediction = predict_step(
+        tl.maximum(step, 0), group, lane, values, mean_at, stride, base, profile, has_profile, row_elems
+    )
+    word = tl.load(words + elem, mask=use, other=0).to(tl.uint64)
+    group = group_of_step(tl.maximum(step - 1, 0), first_group, order, is_listed, order_at)
     while step >= 0:
-        use = step * f.LANES + lane < values
-        group = group_of_step(step, first_group, order, has_order, order_at)
-        elem = group * 256 + (step % 8) * f.LANES + lane
-        word = tl.load(words + elem, mask=use, other=0).to(tl.uint64)
+        before = tl.maximum(step - 1, 0)
+        next_elem, next_use, next_prediction = predict_step(
+            before, group, lane, values, mean_at, stride, base, profile, has_profile, row_elems
+        )
+        next_word = tl.load(words + next_elem, mask=next_use, other=0).to(tl.uint64)
+        group = group_of_step(tl.maximum(step - 2, 0), first_group, order, is_listed, order_at)
         top = ((word >> top_shift) & top_mask).to(tl.int32)
-        symbol = top - tl.load(mean_at + stride * group) - base
-        symbol -= tl.load(profile + elem % row_elems, mask=use & has_profile, other=0)
+        symbol = top - prediction
         is_zero = top == 0
         bad = use & tl.where(is_zero, zero_bad, (symbol < lowest) | (symbol > highest))
         num_bad = tl.sum(bad.to(tl.int32), 0)
@@ -132,6 +163,7 @@ def encode_any(
         rank, num = ranks(emit, lane, BALLOT)
         tl.store(scratch + scratch_at + (count + rank - 1), (old & 0xFFFF).to(tl.uint16), mask=emit)
         count += num
+        elem, use, prediction, word = next_elem, next_use, next_prediction, next_word
         step -= 1
     if (raw_bits > 0) & (steps > 0):
         tl.store(raw + raw_at + word_now * f.LANES, current)
@@ -186,6 +218,7 @@ def decode_any(
     one = tl.full([], 1, tl.uint64)
 
     steps = (values + 31) // 32
+    is_listed = has_order & (steps > 0)
     num_words = (steps * raw_bits + 31) // 32
     words_at = entropy_words + tl.load(row + f.SEG_WORDS_AT) - 1
     left = tl.load(counts + segment)
@@ -193,30 +226,27 @@ def decode_any(
     if single < 0:
         state = tl.load(entropy_states + tl.load(row + f.SEG_STATES_AT) + lane)
     bad_state = (state < f.STATE_LOW) | (state >= (1 << 31))
+    some = lane < 32 * (raw_bits > 0).to(tl.int32)
+    raw_lane = raw + raw_at
     step = steps * 0
+    last = tl.maximum(steps - 1, 0)
+    # As in `encode_any`.
+    group = group_of_step(step, first_group, order, is_listed, order_at)
+    elem, use, prediction = predict_step(
+        step, group, lane, values, mean_at, stride, base, profile, has_profile, row_elems
+    )
+    bits = raw_bits_of_step(raw_lane, step, raw_bits, num_words, some)
+    group = group_of_step(tl.minimum(step + 1, last), first_group, order, is_listed, order_at)
+    ahead = tl.zeros([32], tl.uint32)
     while step < steps:
-        use = step * f.LANES + lane < values
-        group = group_of_step(step, first_group, order, has_order, order_at)
-        elem = group * 256 + (step % 8) * f.LANES + lane
-        position = step * raw_bits
-        word_now = position // 32
-        within = (position % 32).to(tl.uint64)
-        some = lane < 32 * (raw_bits > 0).to(tl.int32)
-        bits = tl.load(raw + raw_at + word_now * f.LANES, mask=some & (word_now < num_words), other=0).to(
-            tl.uint64
+        if step % 16 == 0:
+            ahead ^= read_ahead(words_at, left, lane)
+        after = tl.minimum(step + 1, last)
+        next_elem, next_use, next_prediction = predict_step(
+            after, group, lane, values, mean_at, stride, base, profile, has_profile, row_elems
         )
-        bits |= (
-            tl.load(
-                raw + raw_at + (word_now + 1) * f.LANES, mask=some & (word_now + 1 < num_words), other=0
-            ).to(tl.uint64)
-            << 32
-        )
-        bits = bits >> within
-        if (within > 0) & (raw_bits > 32):
-            third = tl.load(
-                raw + raw_at + (word_now + 2) * f.LANES, mask=some & (word_now + 2 < num_words), other=0
-            )
-            bits |= third.to(tl.uint64) << (64 - within)
+        next_bits = raw_bits_of_step(raw_lane, after, raw_bits, num_words, some)
+        group = group_of_step(tl.minimum(step + 2, last), first_group, order, is_listed, order_at)
         symbol = tl.full([32], 0, tl.int32) + single
         if single < 0:
             symbol, moved, need = pull_symbol(state, table, slots)
@@ -225,16 +255,17 @@ def decode_any(
             left -= num
             moved = refill(moved, need, left + rank, words_at)
             state = tl.where(use, moved, state)
-        top = symbol + tl.load(mean_at + stride * group) + base
-        top += tl.load(profile + elem % row_elems, mask=use & has_profile, other=0)
-        top = tl.where(symbol == 0, 0, top & top_mask)
+        top = tl.where(symbol == 0, 0, (symbol + prediction) & top_mask)
         word = (top.to(tl.uint64) << top_shift) | ((bits & ((one << low_bits) - 1)) << shift)
         if sign_stored:
             word |= ((bits >> low_bits) & 1) << (WIDTH - 1)
         else:
             word |= sign
         tl.store(words + elem, word.to(words.dtype.element_ty), mask=use)
+        elem, use, prediction, bits = next_elem, next_use, next_prediction, next_bits
         step += 1
+    # Only to have them used: otherwise the compiler would drop the reads.
+    tl.store(counts + segment, tl.max(ahead, 0).to(tl.int32))
     bad_end = (state != f.STATE_LOW) | (left != 0)
     flags = tl.max(tl.where(bad_state, f.BAD_STATE, 0) | tl.where(bad_end, f.BAD_END, 0), 0)
     if (flags != 0) & (single < 0):
