@@ -362,12 +362,56 @@ def render_throttled(record: Row, brief: bool) -> list[str]:
     return blocks
 
 
+def render_sharded(record: Row, brief: bool) -> list[str]:
+    """Checkpoints of all ranks of a sharded training."""
+    about = record["state"]
+    blocks = [
+        f"FSDP2 on {about['num_ranks']} ranks, {about['num_parameters']:,} parameters, BF16 in the layers, AdamW. "
+        "Of times the slowest rank's; host memory is a rank's, machine memory that of all."
+    ]
+    for name, place in record["places"].items():
+        rows = []
+        for row in place["rows"]:
+            if "error" in row:
+                rows.append([row["name"], "failed", *[NONE] * 10])
+                continue
+            seconds = [row["stall"]["median"], row["durable"]["median"], row["first"]["stall"]]
+            meanwhile, loads = row["steps_meanwhile"], [row["load"], row["load_by_one"]]
+            rows.append(
+                [
+                    row["name"],
+                    size_gb(row["stored_bytes"]),
+                    f"{row['raw_bytes'] / row['stored_bytes']:.3f}x",
+                    *(number(value * 1e3, 0) for value in seconds),
+                    number(row["step_alone"] * 1e3, 1),
+                    number(meanwhile["median"] * 1e3 if meanwhile else None, 1),
+                    number(row["host_mib"], 0),
+                    number(row["machine_mib"], 0),
+                    *(number(load["median"] * 1e3 if load else None, 0) for load in loads),
+                ]
+            )
+        headings = [
+            "ms",
+            "GB",
+            "ratio",
+            "stall",
+            "durable after",
+            "first stall",
+            "step alone",
+            "step meanwhile",
+        ]
+        headings += ["host MiB", "machine MiB", f"load by {about['num_ranks']}", "load by 1"]
+        blocks += [f"#### Sharded checkpoints, {name} ({place['filesystem']})", table(headings, rows)]
+    return blocks
+
+
 _RENDERERS = {
     "gpu-states": render_states,
     "gpu-codec": render_codec,
     "gpu-e2e": render_end_to_end,
     "gpu-stall": render_stall,
     "gpu-throttled": render_throttled,
+    "gpu-sharded": render_sharded,
 }
 
 

@@ -7,6 +7,7 @@ checkpoint; what the operating system refused is also an `OSError` and keeps its
 from __future__ import annotations
 
 import errno as _errno
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -69,7 +70,9 @@ class ThinpointError(Exception):
 def _rebuild(cls: type[ThinpointError], what: str, fields: dict[str, Any]) -> ThinpointError:
     error = cls.__new__(cls, what)
     Exception.__init__(error, what)
-    error.__dict__.update(fields)
+    for name, value in fields.items():
+        # Not into `__dict__`: an `OSError` keeps its errno elsewhere.
+        setattr(error, name, value)
     return error
 
 
@@ -231,6 +234,9 @@ class StorageError(ThinpointError, OSError):
         self.errno = errno
         self.transient = errno in _TRANSIENT if transient is None else transient
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, {**self.__dict__, "errno": self.errno})
+
 
 class NotFoundError(StorageError, FileNotFoundError):
     """The file or its folder does not exist."""
@@ -275,6 +281,50 @@ class StaleStateError(CheckpointError):
     """The training step advanced, but no weight has another value than in the checkpoint before."""
 
     default_hint = "Save the objects that are trained, not copies of them"
+
+
+class RanksFailedError(CheckpointError):
+    """A save or a restore of many ranks ended on all of them, because it failed on some.
+
+    Args:
+        failures: what went wrong, by rank: exceptions or texts.
+        what: what failed, without a trailing period.
+        fields: as for `ThinpointError`.
+
+    Attributes:
+        failures: as given; exceptions keep their classes.
+    """
+
+    def __init__(
+        self,
+        failures: Mapping[int, BaseException | str],
+        what: str = "it failed on some of the ranks",
+        **fields: Any,
+    ) -> None:
+        super().__init__(what, **fields)
+        self.failures = dict(failures)
+
+    def __str__(self) -> str:
+        told = [f"rank {rank}: {_in_words(cause)}" for rank, cause in sorted(self.failures.items())]
+        more = [f"and {len(told) - 8} more ranks"] if len(told) > 8 else []
+        return f"{super().__str__()}: {'; '.join([*told[:8], *more])}"
+
+
+class RankLostError(RanksFailedError):
+    """A rank has ended, or has given no sign of life for too long, in the middle of a save or a restore."""
+
+    def __init__(self, failures: Mapping[int, BaseException | str], what: str = "", **fields: Any) -> None:
+        super().__init__(failures, what or "ranks were lost", **fields)
+
+
+def _in_words(cause: BaseException | str) -> str:
+    return cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
+
+
+class IncompleteSaveError(CheckpointError):
+    """A rank did not write what was planned, or its file is not there as it was written; nothing was committed."""
+
+    default_hint = "What was there before is untouched"
 
 
 _TRANSIENT = {

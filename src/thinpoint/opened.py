@@ -195,19 +195,32 @@ class StoredTensor:
         """
         import torch
 
+        view = self.view(index)
+        out = torch.empty(view.shape, dtype=view.dtype)
+        read_view(self._file._restorer, view, out)
+        return out
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plainly strided, so that it can be read in part."""
         entry = self._entry
         special = {"layout", "subclass", "quantizer", "conj", "neg"} & set(entry.extra)
-        if entry.storage is None or special or self.dtype_name not in ITEM_BYTES:
+        return entry.storage is not None and not special and self.dtype_name in ITEM_BYTES
+
+    def view(self, index: Any) -> StridedView:
+        """Where the elements that basic indexing selects lie in their storage.
+
+        Raises: as indexing.
+        """
+        entry = self._entry
+        if entry.storage is None or not self.is_plain:
             raise UnsupportedError(
                 "only plainly strided tensors can be read in part", tensor=self.name, hint="Use .load()"
             )
-        view = StridedView(
+        return StridedView(
             storage=entry.storage,
             dtype=self.dtype,
             shape=entry.shape,
             stride=entry.stride,
             offset=entry.offset,
         ).index(index)
-        out = torch.empty(view.shape, dtype=view.dtype)
-        read_view(self._file._restorer, view, out)
-        return out

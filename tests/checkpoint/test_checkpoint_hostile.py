@@ -15,7 +15,6 @@ from checkpoint_support import FAST, data_files, flip_a_bit, state
 from thinpoint.checkpoint import Checkpointer
 from thinpoint.checkpoint.catalog import entries
 from thinpoint.checkpoint.leftovers import dead
-from thinpoint.checkpoint.manifest import MAX_MANIFEST_BYTES, dump_manifest, parse_manifest
 from thinpoint.checkpoint.names import data_name, manifest_name, new_id, step_folder, step_of
 from thinpoint.errors import (
     CheckpointError,
@@ -25,6 +24,7 @@ from thinpoint.errors import (
     TruncatedFileError,
     UnsupportedVersionError,
 )
+from thinpoint.folder.manifest import MAX_MANIFEST_BYTES, dump_manifest, parse_manifest
 from thinpoint.store import LocalStore
 
 Manifest = dict[str, Any]

@@ -7,17 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinpoint.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from thinpoint.checkpoint.names import (
     MANIFEST,
     TRASH,
     manifest_name,
-    save_id_of,
+    save_id_in,
     step_folder,
     step_of,
     trash_label,
 )
 from thinpoint.errors import NotFoundError, ThinpointError, TruncatedFileError
+from thinpoint.folder.manifest import (
+    MAX_MANIFEST_BYTES,
+    FileRecord,
+    LayoutRecord,
+    Manifest,
+    parse_manifest,
+)
+from thinpoint.folder.names import DCP_METADATA
 from thinpoint.store.contract import Store, StoredFile
 
 State = Literal["committed", "incomplete", "trash"]
@@ -96,7 +103,8 @@ def committed(store: Store, folder: Folder) -> Manifest:
         What `read_manifest` raises, and TruncatedFileError, NotFoundError: a file is shorter than it was, or gone.
     """
     manifest = read_manifest(store, folder.step)
-    for file in manifest.files:
+    named: list[FileRecord | LayoutRecord] = [*manifest.files]
+    for file in named if manifest.layout is None else [*named, manifest.layout]:
         where = f"{step_folder(folder.step)}/{file.name}"
         if file.name not in folder.files:
             raise NotFoundError("a file that the manifest names is gone", where=where)
@@ -108,6 +116,12 @@ def committed(store: Store, folder: Folder) -> Manifest:
                 actual=f"{folder.files[file.name].size:,}",
             )
     return manifest
+
+
+def names_in(manifest: Manifest) -> set[str]:
+    """The files beside a manifest that belong to its checkpoint, as names in the folder."""
+    names = {file.name for file in manifest.files}
+    return names if manifest.layout is None else names | {manifest.layout.name, DCP_METADATA}
 
 
 def entries(store: Store, *, now: float | None = None) -> list[StepEntry]:
@@ -136,10 +150,10 @@ def _of_folder(store: Store, folder: Folder, now: float) -> list[StepEntry]:
             committed(store, folder)
         except ThinpointError as problem:
             error = problem
-    named = {MANIFEST} | ({file.name for file in manifest.files} if manifest else set())
+    named = {MANIFEST} | (names_in(manifest) if manifest else set())
     groups: dict[str | None, list[StoredFile]] = {}
     for name, file in folder.files.items():
-        save_id = save_id_of(name)
+        save_id = save_id_in(name)
         if name in named:
             save_id = manifest.save_id if manifest else None
         groups.setdefault(save_id, []).append(file)
@@ -177,7 +191,7 @@ def _in_trash(store: Store, now: float) -> list[StepEntry]:
                     manifest = parse_manifest(raw, where=file.name)
                 except ThinpointError:
                     pass
-        ids = {save_id_of(file.name.rpartition("/")[2]) for file in files} - {None}
+        ids = {save_id_in(file.name.rpartition("/")[2]) for file in files} - {None}
         save_id = manifest.save_id if manifest else min(ids, default=None, key=str)
         step = manifest.step if manifest else None
         found.append(_entry(step, "trash", files, now, save_id, manifest=manifest))

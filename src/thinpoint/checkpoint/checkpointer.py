@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from inspect import isfunction, ismethod
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from thinpoint.checkpoint import restore as restoring
 from thinpoint.checkpoint.catalog import committed, folders
@@ -15,16 +15,19 @@ from thinpoint.checkpoint.future import CheckpointFuture
 from thinpoint.checkpoint.lane import retry
 from thinpoint.checkpoint.leftovers import ORPHAN_AGE_S
 from thinpoint.checkpoint.log import log
-from thinpoint.checkpoint.manifest import check_metadata
 from thinpoint.checkpoint.names import MAX_STEP
-from thinpoint.checkpoint.options import DEFAULT_TIMEOUT_S, Options
+from thinpoint.checkpoint.options import DEFAULT_LOST_AFTER_S, DEFAULT_TIMEOUT_S, Options
 from thinpoint.checkpoint.report import CheckpointReport, RestoreReport
 from thinpoint.checkpoint.schedule import Schedule
 from thinpoint.checkpoint.sigterm import SigtermFlag
 from thinpoint.checkpoint.stateful import state_of
 from thinpoint.checkpoint.writer import Writer
 from thinpoint.errors import DamagedFileError, NotFoundError, StorageError, UnsupportedError, UsageError
+from thinpoint.folder.manifest import Manifest, check_metadata
 from thinpoint.store import open_store
+
+if TYPE_CHECKING:
+    from thinpoint.checkpoint.team import Team
 
 FIRST_CLAIM_S = 30.0
 """How long the first training step may be held up by taking the directory over."""
@@ -33,12 +36,20 @@ FIRST_CLAIM_S = 30.0
 class Checkpointer:
     """Saves the state of a training run again and again, and gives back the newest checkpoint that is intact.
 
-    A context manager; leaving it waits for what is in flight. One process writes to a directory: the first save, or the
-    first `maybe_save`, takes it over, and whoever wrote before can neither commit nor delete anything any more. Reading
-    takes nothing over. May be shared by threads; a forked process takes the directory over when it saves.
+    A context manager; leaving it waits for what is in flight. One process, or one group of them, writes to a directory: the
+    first save, or the first `maybe_save`, takes it over, and whoever wrote before can neither commit nor delete anything any
+    more. Reading takes nothing over. May be shared by threads; a forked process takes the directory over when it saves.
+
+    With `process_group` every rank has a `Checkpointer`, and the constructor, `save`, `async_save`, `maybe_save`, `restore`
+    and `truncate_after` are collective: all ranks call them, in the same order, from one thread. `steps`, `latest` and `load`
+    are not: each rank reads for itself. See `docs/checkpointer.md` for the state that is expected.
 
     Args:
-        directory: a path, a URL (`s3://bucket/run`) or a store. It need not exist yet.
+        directory: a path, a URL (`s3://bucket/run`) or a store. It need not exist yet. All ranks must see the same one.
+        process_group: True, or a group of torch.distributed: its ranks save one checkpoint together. The group itself is
+            not used: two gloo groups of the same ranks are made.
+        lost_after: seconds without a sign of life after which a rank counts as lost, and what the ranks are doing together
+            fails. One whose process has ended is found in about a second by those on its machine.
         every_steps, every_minutes: when `maybe_save` saves: at multiples, and when so much time has passed since the last
             save began.
         keep_last: the newest so many are kept; None keeps all. Others are deleted, in the background, once a newer one is
@@ -60,13 +71,15 @@ class Checkpointer:
         codec, backend, prove, allow_pickle, num_threads, host_memory: as for `thinpoint.async_save`.
 
     Raises:
-        UsageError: an option is not valid.
+        UsageError: an option is not valid, or there is no such group.
     """
 
     def __init__(
         self,
         directory: Any,
         *,
+        process_group: Any = None,
+        lost_after: float = DEFAULT_LOST_AFTER_S,
         every_steps: int | None = None,
         every_minutes: float | None = None,
         keep_last: int | None = None,
@@ -102,6 +115,7 @@ class Checkpointer:
             stale=stale,
             orphan_age=orphan_age,
             delete_pause=delete_pause,
+            lost_after=lost_after,
             on_event=on_event,
             on_committed=on_committed,
         )
@@ -114,9 +128,11 @@ class Checkpointer:
             "host_memory": host_memory,
         }
         self._load_options: dict[str, Any] = {"backend": backend, "num_threads": num_threads}
-        self._writer = Writer(self._store, self._options, self._save_options)
+        self._team = None if process_group is None else _team(process_group, lost_after)
+        self._writer = self._new_writer()
         self._schedule = Schedule(every_steps=every_steps, every_minutes=every_minutes)
         self._sigterm: SigtermFlag | None = None
+        self._is_stopping = False
         self._tried_to_claim = False
         self._is_closed = False
 
@@ -147,7 +163,8 @@ class Checkpointer:
 
         Args:
             state: whatever `thinpoint.save` takes; must not change meanwhile. Modules, optimizers and whatever else has
-                `state_dict` and `load_state_dict` stand for their state dict, in dicts, lists and tuples too.
+                `state_dict` and `load_state_dict` stand for their state dict, in dicts, lists and tuples too. With a process
+                group a dict with the same names on all ranks, see `docs/checkpointer.md`.
             step: training step, from 0 on.
             metadata: JSON values for the manifest, at most 1 MiB: readable without the data.
             overwrite: replace the step's checkpoint, in one step, if there is one.
@@ -161,6 +178,7 @@ class Checkpointer:
             StaleStateError: see `stale`.
             CheckpointError: see `while_saving`.
             SaveTimeoutError: see `timeout`.
+            RanksFailedError, RankLostError: it failed on some of the ranks, or one of them is lost.
             And what `thinpoint.save` raises, and an earlier save that nobody asked about.
         """
         return self._save(state, step, metadata, overwrite, asynchronous=False).result()
@@ -197,10 +215,16 @@ class Checkpointer:
         Raises: as `async_save`.
         """
         self._check_open()
-        self._take_over()
-        self._writing().raise_unasked()
+        step = _checked_step(step)
+        late = None
+        if self._team is None:
+            self._take_over()
+            self._writing().raise_unasked()
+        else:
+            late = self._agreed_late(step)
+            self._take_over()
         stop = self.should_stop
-        if not self._schedule.is_due(step, stop=stop):
+        if not self._schedule.is_due(step, stop=stop, late=late):
             return None
         if isfunction(state) or ismethod(state):
             state = state()
@@ -233,19 +257,27 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints, but none is intact, or none of that step. The state may be partly
                 overwritten.
-            StateMismatchError: the checkpoint and the state differ; nothing was touched.
+            StateMismatchError: the checkpoint and the state differ; nothing was touched. (Of `PerRank` objects: without `merge`
+                another number of ranks; tensors are filled by then.)
+            RanksFailedError, RankLostError: it failed on some of the ranks for other reasons than damage, or one is lost.
             StorageError: the store refused, for reasons that say nothing about the data.
             NotEnoughMemoryError: nor does this.
             And, if a step was given, what `thinpoint.load_into` raises.
         """
-        use = restoring.fill(state, strict=strict, cast=cast, weights_only=weights_only, **self._load_options)
-        found = restoring.restore_newest(self._store, use, _step_or_none(step), retries=self._options.retries)
+        found = self._restore(
+            state,
+            _step_or_none(step),
+            strict=strict,
+            cast=cast,
+            weights_only=weights_only,
+            **self._load_options,
+        )
         if found is None:
             log.info("there is no checkpoint in %s", self._store.url)
             return None
         report, manifest = found
         writer = self._writing()
-        writer.before = Saved(step=manifest.step, trainable=manifest.trainable)
+        writer.before = Saved(step=manifest.training_step, trainable=manifest.trainable)
         writer.damaged.update(skipped.step for skipped in report.skipped)
         self._schedule.restored(report.step)
         log.info("training step %d is restored from %s", report.step, report.path)
@@ -331,7 +363,12 @@ class Checkpointer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether SIGTERM has come: leave the training loop once `maybe_save` has saved."""
+        """Whether SIGTERM has come: leave the training loop once `maybe_save` has saved.
+
+        With a process group: whether it had come to any rank by the last `maybe_save`, the same on all ranks.
+        """
+        if self._team is not None:
+            return self._is_stopping
         return self._sigterm is not None and self._sigterm.received
 
     def _save(
@@ -342,13 +379,44 @@ class Checkpointer:
         metadata = check_metadata({} if metadata is None else metadata)
         self._schedule.began(step)
         return self._writing().save(
-            state_of(state),
+            state_of(state) if self._team is None else state,
             step,
             metadata=metadata,
             overwrite=overwrite,
             asynchronous=asynchronous,
             within_s=self._sigterm.remaining_s() if self._sigterm is not None else None,
         )
+
+    def _restore(self, state: Any, step: int | None, **options: Any) -> tuple[RestoreReport, Manifest] | None:
+        retries = self._options.retries
+        if self._team is None:
+            use = restoring.fill(state, **options)
+            return restoring.restore_newest(self._store, use, step, retries=retries)
+        from thinpoint.checkpoint.group_restore import restore_group
+
+        self._team.ready()
+        return restore_group(self._team.calls, self._store, state, step, retries=retries, **options)
+
+    def _agreed_late(self, step: int) -> bool:
+        """Whether rank 0 is late with a save; all ranks agree on that and on whether to stop."""
+        assert self._team is not None
+        agreed = self._team.agree(
+            step,
+            stop=self._sigterm is not None and self._sigterm.received,
+            late=self._schedule.is_late(),
+            has_failed=self._writing().has_unasked,
+        )
+        self._is_stopping = self._is_stopping or agreed.stop
+        if agreed.has_failed:
+            self._writing().raise_last()
+        return agreed.late
+
+    def _new_writer(self) -> Writer:
+        if self._team is None:
+            return Writer(self._store, self._options, self._save_options)
+        from thinpoint.checkpoint.group_writer import GroupWriter
+
+        return GroupWriter(self._store, self._options, self._save_options, self._team)
 
     def _take_over(self) -> None:
         """Before the first training step: from here on an older run cannot add checkpoints to this one's history."""
@@ -363,8 +431,10 @@ class Checkpointer:
     def _writing(self) -> Writer:
         """This process's writer: threads, locks and the claim of the one that it was forked from are not its own."""
         if self._writer.pid != os.getpid():
+            if self._team is not None:
+                raise UsageError("a forked process is no rank of the group", where=self._store.url)
             inherited = self._writer
-            self._writer = Writer(self._store, self._options, self._save_options)
+            self._writer = self._new_writer()
             self._writer.before, self._writer.damaged = inherited.before, set(inherited.damaged)
         return self._writer
 
@@ -383,6 +453,12 @@ class Checkpointer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError("the checkpointer is closed", where=self._store.url)
+
+
+def _team(process_group: Any, lost_after: float) -> Team:
+    from thinpoint.checkpoint.team import Team
+
+    return Team(process_group, lost_after)
 
 
 def _checked_step(step: Any) -> int:

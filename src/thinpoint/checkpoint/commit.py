@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Literal
 
 from thinpoint.api import SaveReport
-from thinpoint.checkpoint.catalog import read_manifest
+from thinpoint.checkpoint.catalog import names_in, read_manifest
 from thinpoint.checkpoint.guard import DataFile
 from thinpoint.checkpoint.lane import Lane, is_transient
 from thinpoint.checkpoint.log import log, rank
-from thinpoint.checkpoint.manifest import FileRecord, Manifest, dump_manifest
 from thinpoint.checkpoint.names import data_name, manifest_name, new_id, step_folder, tag_of
 from thinpoint.checkpoint.runs import Claim
 from thinpoint.engine.workers import default_threads
@@ -28,6 +26,8 @@ from thinpoint.errors import (
 )
 from thinpoint.file.layout import WRITE_VERSION, hex64
 from thinpoint.file.reader import FileReader
+from thinpoint.folder.manifest import FileRecord, Manifest, dump_manifest
+from thinpoint.folder.trainable import trainable_digest
 from thinpoint.store.contract import Store
 from thinpoint.version import __version__
 
@@ -59,6 +59,7 @@ class SaveJob:
         stale: what to do if no weight has changed since `before`.
         before: the checkpoint before.
         replaced: after the commit, files of the checkpoint that was replaced, as names in the store.
+        may_be_named: a manifest in place may name the files of this save, even if `commit` has failed.
     """
 
     store: Store
@@ -70,7 +71,7 @@ class SaveJob:
     stale: Stale
     before: Saved | None
     replaced: list[str] = field(default_factory=list)
-    _may_be_named: bool = False
+    may_be_named: bool = False
 
     def refuse_existing(self) -> None:
         """Raises AlreadyExistsError if the step has a manifest that is not to be replaced."""
@@ -113,18 +114,21 @@ class SaveJob:
         """
         try:
             manifest = self._manifest(data, report)
-            self._refuse_stale(manifest)
-            self.lane.call(self.claim.check, self.store)
-            raw = dump_manifest(manifest)
-            old = self._old_files() if self.overwrite else []
-            self._put(manifest, raw)
+            self.place(manifest, dump_manifest(manifest))
         except (StorageError, StaleStateError, DamagedFileError) as error:
             # A superseded run deletes nothing, and what a manifest may name stays.
-            if not self._may_be_named:
+            if not self.may_be_named:
                 data.discard(error)
             raise
-        self.replaced = old
         return manifest
+
+    def place(self, manifest: Manifest, raw: bytes) -> None:
+        """Puts a manifest, as `raw`, in place; returns when it is durable. Raises as `commit` does."""
+        self._refuse_stale(manifest)
+        self.lane.call(self.claim.check, self.store)
+        old = self._old_files() if self.overwrite else set()
+        self._put(manifest, raw)
+        self.replaced = sorted(f"{step_folder(self.step)}/{name}" for name in old - names_in(manifest))
 
     def _manifest(self, data: DataFile, report: SaveReport) -> Manifest:
         """The manifest for a data file in place, after its header, trailer and index were read back."""
@@ -146,7 +150,7 @@ class SaveJob:
         before = self.before
         if self.stale == "ignore" or before is None or manifest.trainable is None:
             return
-        if manifest.step > before.step and manifest.trainable == before.trainable:
+        if manifest.training_step > before.step and manifest.trainable == before.trainable:
             error = StaleStateError(
                 f"no weight has changed since training step {before.step}",
                 where=f"{self.store.url}/{step_folder(self.step)}",
@@ -155,22 +159,22 @@ class SaveJob:
                 raise error
             log.warning("%s", error)
 
-    def _old_files(self) -> list[str]:
+    def _old_files(self) -> set[str]:
         try:
             old = self.lane.call(read_manifest, self.store, self.step)
         except NotFoundError:
-            return []
+            return set()
         except StorageError:
             raise
         except ThinpointError as error:
             log.warning("replacing a checkpoint whose manifest does not count: %s", error)
-            return []
-        return [f"{step_folder(self.step)}/{file.name}" for file in old.files]
+            return set()
+        return names_in(old)
 
     def _put(self, manifest: Manifest, raw: bytes) -> None:
         """The commit. If it failed and the manifest is there all the same, it is put once more: to be durable for certain."""
         name = manifest_name(self.step)
-        self._may_be_named = True
+        self.may_be_named = True
         try:
             self.lane.call(lambda: self.store.put(name, raw, if_absent=not self.overwrite))
             return
@@ -178,7 +182,7 @@ class SaveJob:
             there = None if self.lane.abandoned else self._is_there(manifest)
             if there is False:
                 # What had no answer may still arrive.
-                self._may_be_named = is_transient(error)
+                self.may_be_named = is_transient(error)
             if not there:
                 if isinstance(error, AlreadyExistsError):
                     raise self._exists() from error
@@ -224,16 +228,4 @@ def _read_back(store: Store, name: str, report: SaveReport) -> tuple[FileRecord,
         digest=hex64(reader.trailer.index_digest),
     )
     encoder = str(reader.index.writer.get("encoder", ""))
-    return record, _trainable_digest(reader), encoder
-
-
-def _trainable_digest(reader: FileReader) -> str | None:
-    weights = [part for part in reader.index.parts if part.role == "weight"]
-    if not weights:
-        return None
-    sums = blake2b(digest_size=16)
-    for part in weights:
-        sums.update(
-            f"{part.storage} {part.start} {part.elems} {part.word_bytes} {hex64(part.raw_digest)}\n".encode()
-        )
-    return sums.hexdigest()
+    return record, trainable_digest(reader.index.parts), encoder

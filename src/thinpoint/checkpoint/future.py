@@ -60,6 +60,11 @@ class CheckpointFuture:
         """Call `function` with this object when it is done: on the thread that commits, or now if it is done already."""
         self.upload_completion.add_done_callback(lambda _: function(self))
 
+    @property
+    def is_unasked(self) -> bool:
+        """For the checkpointer: whether it has failed, and nobody has been given the error."""
+        return self.done() and not self._was_asked and self.upload_completion.exception() is not None
+
     def unasked_error(self) -> BaseException | None:
         """For the checkpointer: the error of a save that is done, unless somebody has been given it. Once."""
         if self._was_asked or not self.done():

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from thinpoint.checkpoint.catalog import Folder, folders, read_manifest
-from thinpoint.checkpoint.names import RUNS, TRASH, run_name, save_id_in, save_id_of, tag_of, trash_label
+from thinpoint.checkpoint.catalog import Folder, folders, names_in, read_manifest
+from thinpoint.checkpoint.names import RUNS, TRASH, run_name, save_id_in, tag_of, trash_label
 from thinpoint.checkpoint.runs import Run, read_runs
 from thinpoint.errors import ThinpointError
+from thinpoint.folder.names import DCP_METADATA
 from thinpoint.store.contract import Store, StoredFile
 from thinpoint.store.local_store import Leftover
 
@@ -61,8 +62,8 @@ def dead(store: Store, *, orphan_age_s: float = ORPHAN_AGE_S, now: float | None 
     found = [_dead(file, "in the trash") for file in store.files(TRASH) if trash_label(file.name)]
     listed = folders(store)
     for folder in listed.values():
-        for name, file in _orphans(store, folder):
-            found += judge.of_save(file, save_id_of(name))
+        for save_id, file in _orphans(store, folder):
+            found += judge.of_save(file, save_id)
     for file in _unfinished(store, now):
         found += judge.of_save(file, save_id_in(file.name))
     gone = {file.name for file in found}
@@ -79,17 +80,20 @@ def _unfinished(store: Store, now: float) -> list[StoredFile]:
     ]
 
 
-def _orphans(store: Store, folder: Folder) -> Iterator[tuple[str, StoredFile]]:
-    """The data files in a folder that its manifest does not name."""
+def _orphans(store: Store, folder: Folder) -> Iterator[tuple[str | None, StoredFile]]:
+    """(save that it belongs to, file) for the files of saves in a folder that its manifest does not name."""
     named: set[str] = set()
     if folder.has_manifest:
         try:
-            named = {file.name for file in read_manifest(store, folder.step).files}
+            named = names_in(read_manifest(store, folder.step))
         except ThinpointError:
             return
+    # What DCP's tools list belongs to the last save that was tried.
+    last = max((save_id_in(name) or "" for name in folder.files), default="") or None
     for name, file in folder.files.items():
-        if name not in named and save_id_of(name) is not None:
-            yield name, file
+        save_id = last if name == DCP_METADATA else save_id_in(name)
+        if name not in named and (save_id is not None or name == DCP_METADATA):
+            yield save_id, file
 
 
 def _old_claims(store: Store, runs: dict[str, Run], judge: _Judge, kept: Iterable[str]) -> list[DeadFile]:

@@ -7,9 +7,19 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+_rank: int | None = None
+
+
+def set_rank(rank: int) -> None:
+    """From here on this is the rank of this process, whatever RANK says."""
+    global _rank  # noqa: PLW0603
+    _rank = rank
+
 
 def rank() -> int:
-    """The rank of this process as launchers state it in RANK; 0 without one."""
+    """The rank of this process: in torch.distributed, once a group saves, else as launchers state it in RANK, else 0."""
+    if _rank is not None:
+        return _rank
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0
 

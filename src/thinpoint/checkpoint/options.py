@@ -13,6 +13,10 @@ DEFAULT_TIMEOUT_S = 3600.0
 """A save that takes longer is taken for stuck: by then a run has lost more than a checkpoint is worth."""
 
 
+DEFAULT_LOST_AFTER_S = 60.0
+"""A rank that has not beaten for so long is taken for lost. It beats every 5 s, in the middle of any other work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """See `Checkpointer`.
@@ -32,6 +36,7 @@ class Options:
     while_saving: Literal["wait", "skip", "fail"] = "wait"
     stale: Literal["warn", "fail", "ignore"] = "warn"
     orphan_age: float = ORPHAN_AGE_S
+    lost_after: float = DEFAULT_LOST_AFTER_S
     delete_pause: float = 0.1
     on_event: Callable[[Any], Any] | None = None
     on_committed: Callable[[int, str], Any] | None = None
@@ -44,7 +49,7 @@ class Options:
         ):
             for name in names:
                 self._check_number(name, low, kind)
-        for name in ("every_minutes", "timeout"):
+        for name in ("every_minutes", "timeout", "lost_after"):
             self._check_number(name, 0, float)
             if getattr(self, name) == 0:
                 raise _invalid(name, "more than 0", 0)

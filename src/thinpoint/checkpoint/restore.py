@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from thinpoint.checkpoint.catalog import Folder, committed, folders
 from thinpoint.checkpoint.lane import retry
 from thinpoint.checkpoint.log import log
-from thinpoint.checkpoint.manifest import FileRecord, Manifest
 from thinpoint.checkpoint.names import step_folder
 from thinpoint.checkpoint.report import RestoreReport, SkippedStep
 from thinpoint.engine.backends import choose_backends
@@ -29,10 +28,24 @@ from thinpoint.errors import (
 from thinpoint.file.layout import hex64
 from thinpoint.file.reader import FileReader
 from thinpoint.file.verify import verify_stored
+from thinpoint.folder.manifest import FileRecord, Manifest
+from thinpoint.store.below import Below
 from thinpoint.store.contract import Store
 
 Result = TypeVar("Result")
-Use = Callable[[FileReader], Result]
+
+
+@dataclass(frozen=True)
+class Use(Generic[Result]):
+    """Makes something of a checkpoint's data.
+
+    Attributes:
+        file: of a single file.
+        folder: of the files of many ranks, in a store of their own.
+    """
+
+    file: Callable[[FileReader], Result]
+    folder: Callable[[Store], Result]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +85,31 @@ def read_newest(store: Store, use: Use[Result], step: int | None, *, retries: in
             continue
         try:
             manifest, result = _read(store, folder, use, retries)
-        except NotEnoughMemoryError:
-            # It may be intact: that is no reason to go back to an older one.
-            raise
         except (DamagedFileError, NotFoundError) as error:
+            if not is_damage(error):
+                raise
             log.warning("training step %d is passed over: %s", folder.step, error)
             skipped.append(SkippedStep(step=folder.step, reason=str(error)))
         else:
             return Read(manifest=manifest, result=result, skipped=tuple(skipped))
     if skipped:
-        raise CheckpointError(
-            "none of the checkpoints is intact",
-            where=store.url,
-            actual="; ".join(f"step {s.step}: {s.reason}" for s in skipped[:3]),
-            hint="Do not train on from the state as it is now; `thinpoint salvage` saves what is intact",
-        )
+        raise none_intact(store, skipped)
     return None
+
+
+def none_intact(store: Store, skipped: list[SkippedStep]) -> CheckpointError:
+    """The error if there are checkpoints, and all were passed over."""
+    return CheckpointError(
+        "none of the checkpoints is intact",
+        where=store.url,
+        actual="; ".join(f"step {s.step}: {s.reason}" for s in skipped[:3]),
+        hint="Do not train on from the state as it is now; `thinpoint salvage` saves what is intact",
+    )
+
+
+def is_damage(error: BaseException | str) -> bool:
+    """Whether an error says that a checkpoint is damaged: not that it may be intact, and cannot be read here and now."""
+    return isinstance(error, DamagedFileError | NotFoundError) and not isinstance(error, NotEnoughMemoryError)
 
 
 def _read_step(store: Store, use: Use[Result], step: int, retries: int) -> Read[Result]:
@@ -100,6 +122,9 @@ def _read_step(store: Store, use: Use[Result], step: int, retries: int) -> Read[
 
 def _read(store: Store, folder: Folder, use: Use[Result], retries: int) -> tuple[Manifest, Result]:
     manifest = retry(lambda: committed(store, folder), retries)
+    if manifest.world_size is not None:
+        below = Below(store, step_folder(folder.step))
+        return manifest, retry(lambda: use.folder(below), retries)
     if len(manifest.files) != 1:
         raise UnsupportedError(
             "the checkpoint is in several files", where=store.url, expected=1, actual=len(manifest.files)
@@ -119,7 +144,7 @@ def _use(store: Store, folder: Folder, record: FileRecord, use: Use[Result]) -> 
                 expected=(record.file_id, record.digest),
                 actual=found,
             )
-        return use(reader)
+        return use.file(reader)
 
 
 def restore_newest(
@@ -128,12 +153,15 @@ def restore_newest(
     """Restores one step or the newest; returns the report and the manifest. See `Checkpointer.restore`."""
     begin = time.perf_counter()
     read = read_newest(store, use, step, retries=retries)
-    if read is None:
-        return None
+    return None if read is None else (report_of(store, read, time.perf_counter() - begin), read.manifest)
+
+
+def report_of(store: Store, read: Read[LoadIntoReport], seconds: float) -> RestoreReport:
+    """What to tell of a restore."""
     manifest, loaded = read.manifest, read.result
-    report = RestoreReport(
-        step=manifest.step,
-        path=f"{store.url}/{step_folder(manifest.step)}",
+    return RestoreReport(
+        step=manifest.training_step,
+        path=f"{store.url}/{step_folder(manifest.training_step)}",
         save_id=manifest.save_id,
         metadata=manifest.metadata,
         skipped=read.skipped,
@@ -143,10 +171,9 @@ def restore_newest(
         missing=loaded.missing,
         unexpected=loaded.unexpected,
         cast=loaded.cast,
-        seconds=time.perf_counter() - begin,
+        seconds=seconds,
         versions=manifest.versions,
     )
-    return report, manifest
 
 
 def fill(
@@ -174,7 +201,22 @@ def fill(
                 weights_only=weights_only,
             )
 
-    return use
+    def use_folder(store: Store) -> LoadIntoReport:
+        from thinpoint.checkpoint.group_restore import fill_together
+        from thinpoint.checkpoint.together import Alone
+
+        return fill_together(
+            Alone(),
+            store,
+            state,
+            strict=strict,
+            cast=cast,
+            weights_only=weights_only,
+            backend=backend,
+            num_threads=num_threads,
+        )
+
+    return Use(use, use_folder)
 
 
 def make(
@@ -195,4 +237,16 @@ def make(
                 names=names,
             )
 
-    return use
+    def use_folder(store: Store) -> Any:
+        from thinpoint.checkpoint.whole import load_whole
+
+        return load_whole(
+            store,
+            map_location=map_location,
+            weights_only=weights_only,
+            names=names,
+            backend=backend,
+            num_threads=num_threads,
+        )
+
+    return Use(use, use_folder)

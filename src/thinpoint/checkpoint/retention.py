@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from thinpoint.checkpoint.catalog import Folder, committed, read_manifest
+from thinpoint.checkpoint.catalog import Folder, committed, names_in, read_manifest
 from thinpoint.checkpoint.log import log
-from thinpoint.checkpoint.manifest import Manifest
 from thinpoint.checkpoint.names import MANIFEST, TRASH, new_id, step_folder
 from thinpoint.errors import AlreadyExistsError, NotFoundError, StorageError, ThinpointError
+from thinpoint.folder.manifest import Manifest
 from thinpoint.store.contract import Store
 
 
@@ -76,12 +76,12 @@ def drop_step(store: Store, step: int) -> None:
         _rename_to_trash(store, folder, manifest.save_id if manifest else new_id(), "")
         return
     store.delete(f"{folder}/{MANIFEST}")
-    for file in manifest.files if manifest else ():
-        store.delete(f"{folder}/{file.name}")
+    for name in sorted(names_in(manifest)) if manifest else ():
+        store.delete(f"{folder}/{name}")
 
 
 def drop_file(store: Store, name: str, save_id: str) -> None:
-    """Takes a data file that no manifest names any more out of its step's folder. Blocks on I/O."""
+    """Takes a file that no manifest names any more out of its step's folder. Blocks on I/O."""
     if not store.capabilities.rename:
         store.delete(name)
         return

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-from thinpoint.checkpoint import records
 from thinpoint.checkpoint.log import log
 from thinpoint.checkpoint.names import RUNS, new_id, run_id_of, run_name
 from thinpoint.errors import DamagedFileError, NotFoundError, SupersededError
 from thinpoint.file.limits import MAX_INT64
+from thinpoint.folder import records
 from thinpoint.store.contract import Store
 
 MAX_RUN_BYTES = 64 << 10

@@ -13,8 +13,8 @@ from typing import Any
 from thinpoint import api
 from thinpoint.checkpoint.commit import SaveJob
 from thinpoint.checkpoint.guard import DataFile
-from thinpoint.checkpoint.manifest import Manifest
 from thinpoint.engine.future import SaveFuture
+from thinpoint.folder.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,16 @@ class Schedule:
         self._last_step: int | None = None
         self._last_time = time.monotonic()
 
-    def is_due(self, step: int, *, stop: bool) -> bool:
+    def is_late(self) -> bool:
+        """Whether so many minutes have passed, by this process's clock."""
+        return self._every_s is not None and time.monotonic() - self._last_time >= self._every_s
+
+    def is_due(self, step: int, *, stop: bool, late: bool | None = None) -> bool:
         """Whether a save is due at this training step.
 
         Args:
             stop: the run is to end.
+            late: what `is_late` says on the rank that decides; None asks this process.
         """
         if stop:
             return not self.stopped
@@ -35,7 +40,7 @@ class Schedule:
             return False
         if self._every_steps is not None and step > 0 and step % self._every_steps == 0:
             return True
-        return self._every_s is not None and time.monotonic() - self._last_time >= self._every_s
+        return self.is_late() if late is None else late
 
     def began(self, step: int) -> None:
         """A save of this step begins."""

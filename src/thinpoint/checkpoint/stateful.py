@@ -31,3 +31,33 @@ def _replaced(value: Any, above: tuple[int, ...]) -> Any:
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else type(value)(items)
     return value
+
+
+def give_back(value: Any, loaded: Any) -> None:
+    """After `loaded`, which `state_of(value)` gave, was filled: puts its values where `value` has them.
+
+    Objects get their state back through `load_state_dict`; what is no tensor is replaced in its dict or list.
+    """
+    if is_stateful(value):
+        value.load_state_dict(loaded)
+        return
+    keys = list(value) if type(value) in (dict, OrderedDict) else range(len(value))
+    for key in keys:
+        old, new = value[key], loaded[key]
+        if new is old:
+            continue
+        if _has_inside(old) and type(old) is type(new) and len(old) == len(new):
+            give_back(old, new)
+        elif is_stateful(old):
+            old.load_state_dict(new)
+        elif type(value) is not tuple:
+            value[key] = new
+
+
+def _has_inside(value: Any) -> bool:
+    """Whether a container is one that a planner goes through, or that holds an object which takes its own state."""
+    if type(value) in (dict, OrderedDict):
+        return True
+    return type(value) in (list, tuple) and any(
+        is_stateful(item) or hasattr(item, "dtype") or _has_inside(item) for item in value
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from thinpoint.checkpoint.lane import Deadline, retry
 from thinpoint.checkpoint.leftovers import dead
 from thinpoint.checkpoint.log import log
-from thinpoint.checkpoint.names import save_id_of
+from thinpoint.checkpoint.names import new_id, save_id_in
 from thinpoint.checkpoint.retention import drop_file, drop_step
 from thinpoint.checkpoint.runs import Claim
 from thinpoint.errors import SupersededError
@@ -46,7 +46,7 @@ class Sweeper:
 
         Args:
             expired: gives the steps to delete; called in the background.
-            replaced: data files to delete, of checkpoints that were replaced.
+            replaced: files to delete, of checkpoints that were replaced.
         """
         with self._changed:
             self._jobs.append(lambda: self._sweep(expired, tuple(replaced)))
@@ -84,9 +84,8 @@ class Sweeper:
         for step in retry(lambda: tuple(expired()), retries):
             retry(lambda step=step: drop_step(store, step), retries)  # type: ignore[misc]
         for name in replaced:
-            save_id = save_id_of(name.rpartition("/")[2])
-            if save_id is not None:
-                retry(lambda name=name, save_id=save_id: drop_file(store, name, save_id), retries)  # type: ignore[misc]
+            label = save_id_in(name.rpartition("/")[2]) or new_id()
+            retry(lambda name=name, label=label: drop_file(store, name, label), retries)  # type: ignore[misc]
         for file in retry(lambda: dead(store, orphan_age_s=self._orphan_age_s), retries):
             log.debug("deleting %s: %s", file.name, file.reason)
             retry(lambda name=file.name: store.delete(name), retries)  # type: ignore[misc]

@@ -21,7 +21,14 @@ from thinpoint.checkpoint.retention import drop_step, expired
 from thinpoint.checkpoint.runs import Claim
 from thinpoint.checkpoint.saving import Outcome, save_beside, save_now
 from thinpoint.checkpoint.sweeper import Sweeper
-from thinpoint.errors import CheckpointError, SupersededError, ThinpointError, UsageError
+from thinpoint.errors import (
+    CheckpointError,
+    RankLostError,
+    RanksFailedError,
+    SupersededError,
+    ThinpointError,
+    UsageError,
+)
 from thinpoint.store.contract import Store
 from thinpoint.version import __version__
 
@@ -101,26 +108,16 @@ class Writer:
 
             try:
                 try:
-                    claim = self.claim(lane)
+                    job = self._job(lane, step, metadata, overwrite)
                 except Exception as error:  # noqa: BLE001
                     done(Outcome(error=error))
                     return flight
-                job = SaveJob(
-                    store=self._store,
-                    lane=lane,
-                    claim=claim,
-                    step=step,
-                    metadata=metadata,
-                    overwrite=overwrite or step in self.damaged,
-                    stale=self._options.stale,
-                    before=self.before,
-                )
                 if asynchronous:
-                    save_beside(job, state, self._save_options, done)
+                    self._save_beside(job, state, done)
                     stall_s.append(time.perf_counter() - begin)
                     flight.set_staged()
                 else:
-                    done(save_now(job, state, self._save_options))
+                    done(self._save_now(job, state))
             except BaseException as error:
                 if not flight.done():
                     flight.settle(error)
@@ -129,6 +126,11 @@ class Writer:
                 lane.close()
                 raise
             return flight
+
+    @property
+    def run_id(self) -> str:
+        """Of the claim; empty before it."""
+        return self._claim.run.run_id if self._claim is not None else ""
 
     def claim(self, lane: Lane) -> Claim:
         """This process's claim on the directory, made at the first call; then a clean-up begins in the background."""
@@ -174,11 +176,42 @@ class Writer:
         if error is not None:
             raise error
 
+    @property
+    def has_unasked(self) -> bool:
+        """Whether the last save has raised something that nobody asked for."""
+        return self._flight is not None and self._flight.is_unasked
+
+    def raise_last(self) -> None:
+        """Waits for the last save, and raises what it raised, asked for or not. Once."""
+        flight, self._flight = self._flight, None
+        error = flight.exception() if flight is not None else None
+        if error is not None:
+            raise error
+
     def finish(self) -> None:
         """Waits for the save under way, and a while for deletions."""
         self.wait()
         if self._sweeper is not None and not self._sweeper.finish(FINISH_S):
             log.warning("deletions are left to the next run: they took more than %d s", FINISH_S)
+
+    def _job(self, lane: Lane, step: int, metadata: dict[str, Any], overwrite: bool) -> Any:
+        """What `_save_now` and `_save_beside` need, with a claim on the directory."""
+        return SaveJob(
+            store=self._store,
+            lane=lane,
+            claim=self.claim(lane),
+            step=step,
+            metadata=metadata,
+            overwrite=overwrite or step in self.damaged,
+            stale=self._options.stale,
+            before=self.before,
+        )
+
+    def _save_now(self, job: Any, state: Any) -> Outcome:
+        return save_now(job, state, self._save_options)
+
+    def _save_beside(self, job: Any, state: Any, done: Callable[[Outcome], None]) -> None:
+        save_beside(job, state, self._save_options, done)
 
     def _make_room(self, step: int, within_s: float | None) -> bool:
         """Whether a save may begin now."""
@@ -188,14 +221,18 @@ class Writer:
             if policy == "skip":
                 return False
             if policy == "fail":
-                raise CheckpointError(
-                    f"training step {step} cannot be saved: the save of step {flight.step} is still running",
-                    where=self._store.url,
-                )
+                raise self._still_running(step)
             if not self.wait(within_s):
                 raise Deadline(within_s).error(self._store.url)
         self.raise_unasked()
         return True
+
+    def _still_running(self, step: int) -> CheckpointError:
+        assert self._flight is not None
+        return CheckpointError(
+            f"training step {step} cannot be saved: the save of step {self._flight.step} is still running",
+            where=self._store.url,
+        )
 
     def _truncate(self, lane: Lane, step: int) -> list[int]:
         claim = self.claim(lane)
@@ -255,7 +292,7 @@ class Writer:
             outcome="failed" if manifest is None else "committed",
             step=step,
             path=self._path(step),
-            run_id=self._claim.run.run_id if self._claim is not None else "",
+            run_id=self.run_id,
             save_id=manifest.save_id if manifest is not None else "",
             seconds=seconds,
             stall_seconds=stall_s,
@@ -286,7 +323,10 @@ class Writer:
 
     def _may_go_on(self, error: BaseException) -> bool:
         """Whether training may go on without this checkpoint."""
-        if isinstance(error, SupersededError | UsageError) or not isinstance(error, Exception):
+        causes = error.failures.values() if isinstance(error, RanksFailedError) else [error]
+        if any(isinstance(cause, SupersededError | UsageError) for cause in causes):
+            return False
+        if isinstance(error, RankLostError) or not isinstance(error, Exception):
             return False
         if self._num_failures < self._options.max_failures:
             return True
@@ -295,11 +335,14 @@ class Writer:
 
     def _committed(self, outcome: Outcome) -> None:
         manifest = outcome.manifest
-        assert manifest is not None and self._sweeper is not None
-        step, options, store = manifest.step, self._options, self._store
+        assert manifest is not None
         self._num_failures = 0
-        self.before = Saved(step=step, trainable=manifest.trainable)
-        self.damaged.discard(step)
+        self.before = Saved(step=manifest.training_step, trainable=manifest.trainable)
+        self.damaged.discard(manifest.training_step)
+        if self._sweeper is None:
+            # Another rank has claimed the directory: it deletes.
+            return
+        step, options, store = manifest.training_step, self._options, self._store
         damaged = frozenset(self.damaged)
         self._sweeper.request(
             lambda: expired(

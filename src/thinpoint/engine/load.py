@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,9 +38,21 @@ def load_object(
     progress: Callable[[int], None] | None = None,
 ) -> Any:
     """The object, or the part of it that `names` selects. See `thinpoint.load`."""
-    index = reader.index
-    select = None if names is None else match((path for path, _ in walk(index.tree)), names)
-    storages = StorageLoader(Restorer(reader, backend, workers, progress, devices), map_location)
+    select = None if names is None else match((path for path, _ in walk(reader.index.tree)), names)
+    restorer = Restorer(reader, backend, workers, progress, devices)
+    return load_paths(restorer, select, map_location=map_location, weights_only=weights_only)
+
+
+def load_paths(
+    restorer: Restorer,
+    select: Collection[tuple[Any, ...]] | None,
+    *,
+    map_location: Any = None,
+    weights_only: bool = True,
+) -> Any:
+    """The object with only what is at, or below, these paths; None for all of it. Paths that lead nowhere are ignored."""
+    index = restorer.reader.index
+    storages = StorageLoader(restorer, map_location)
     return unflatten(
         index.tree,
         [tensor_record(tensor) for tensor in index.tensors],

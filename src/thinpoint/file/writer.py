@@ -52,11 +52,13 @@ class FileSummary:
 
     Attributes:
         file_id: digest of the index, the file's identity.
+        index_digest: digest of the index as stored.
         file_bytes: size of the file.
         num_parts: number of parts.
     """
 
     file_id: int
+    index_digest: int
     file_bytes: int
     num_parts: int
 
@@ -227,7 +229,10 @@ class FileWriter:
         self._write([stored, pack_trailer(trailer)])
         self._is_open = False
         return FileSummary(
-            file_id=trailer.file_id, file_bytes=trailer.file_bytes, num_parts=trailer.num_parts
+            file_id=trailer.file_id,
+            index_digest=trailer.index_digest,
+            file_bytes=trailer.file_bytes,
+            num_parts=trailer.num_parts,
         )
 
     def _check_open(self) -> None:

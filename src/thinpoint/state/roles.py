@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from thinpoint.state.tree import Path
@@ -54,7 +55,7 @@ _IN_OPTIMIZER: dict[str, str] = {
     **dict.fromkeys(("step", "mu_product"), OTHER),
 }
 
-_OPTIMIZER_WORDS = frozenset({"optim", "optimizer", "optimizers", "optimizer_state", "optimizer_states"})
+_OPTIMIZER_WORD = re.compile(r"optim(izer)?s?(_states?|_?[0-9]+)?")
 
 
 def is_optimizer_state(state: Mapping[object, object]) -> bool:
@@ -76,7 +77,7 @@ def role_of(path: Path, dtype: str, *, in_optimizer: bool = False) -> str:
     for word in reversed(words):
         if word in _ALWAYS:
             return _ALWAYS[word]
-    if in_optimizer or not _OPTIMIZER_WORDS.isdisjoint(words):
+    if in_optimizer or any(map(_OPTIMIZER_WORD.fullmatch, words)):
         for word in reversed(words):
             if word in _IN_OPTIMIZER:
                 return _IN_OPTIMIZER[word]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _MIN_ROW_ELEMS = 64
-_MAX_ITEM_BYTES = 16
+MAX_ITEM_BYTES = 16
 _COMPONENTS = {"complex32": 2, "complex64": 2, "complex128": 2}
 
 
@@ -196,7 +196,7 @@ class StorageTable:
         for entry in self._entries:
             used = [v for v in entry.views if v.end_bytes > v.start_bytes]
             # Every itemsize divides 16, so offsets stay whole numbers of elements.
-            shift = min((v.start_bytes for v in used), default=0) // _MAX_ITEM_BYTES * _MAX_ITEM_BYTES
+            shift = min((v.start_bytes for v in used), default=0) // MAX_ITEM_BYTES * MAX_ITEM_BYTES
             end = max((v.end_bytes for v in used), default=shift)
             live = None if entry.storage is None else _StorageBytes(entry.storage, shift)
             sources.append(
