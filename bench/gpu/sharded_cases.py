@@ -120,12 +120,12 @@ def _thin(device: torch.device, background: bool = False) -> Case:
 
 CASES: dict[str, Callable[[torch.device], Case]] = {
     f"dcp.save, {STOCK_THREADS} threads": lambda device: _stock(),
-    f"dcp.save, ZStandard, {STOCK_THREADS} threads": _stock_zstd,
     "dcp.save, ThinWriter": _thin,
     f"dcp.async_save, pinned staging, {STOCK_THREADS} threads": _stock_background,
     "dcp.async_save, ThinWriter and ThinStager": lambda device: _thin(device, background=True),
+    f"dcp.save, ZStandard, {STOCK_THREADS} threads": _stock_zstd,
 }
-"""Name -> device -> the case."""
+"""Name -> device -> the case; the slowest last."""
 
 
 class MachineMemory:

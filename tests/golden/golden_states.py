@@ -131,6 +131,7 @@ FILES = {
     "others-v1.thin": other_state,
     "segments-v1.thin": segment_state,
     "floats-v1-h200.thin": float_state,
+    "segments-v1-h200.thin": segment_state,
 }
 """The files of a version, and those that a GPU wrote."""
 

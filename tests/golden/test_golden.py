@@ -27,6 +27,7 @@ SHA256 = {
     "others-v1.thin": "10f2598a89edf54f8814c1eb6722c53f3db6d253c7df43e78f5900607cb4e0ae",
     "segments-v1.thin": "f1bb9e0850e707a2b421cb54f75ff348e35db3420cae2ab1c357083a801d5caf",
     "floats-v1-h200.thin": "52d399cd97998e68cbaf26b21905c76f9b290d852202ebfc2a635453fdda2f00",
+    "segments-v1-h200.thin": "91cbdab1f5cd0ff0461b685b828c7526761c1778f7dbecc88347fa6fceaf898f",
 }
 """Of the committed files. A file that is lost or changed is a failure, never a reason to make it anew."""
 
