@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,13 @@ def metadata_is_small_and_stock_tools_list_it(folder: Path) -> None:
     stock = dcp.FileSystemReader(folder).read_metadata()
     with ThinFolder(folder) as opened:
         assert set(stock.state_dict_metadata) == {*opened.tensors, *opened.objects}
-    assert max(len(pickle.dumps(value)) for value in stock.storage_data.values()) <= 64
+        for name, tensor in opened.tensors.items():
+            found = stock.state_dict_metadata[name]
+            assert found.size == torch.Size(tensor.shape)
+            assert [(c.offsets, c.sizes) for c in found.chunks] == [
+                (torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in tensor.chunks
+            ]
+    assert not stock.storage_data
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["world_size"] == 4 and len(manifest["files"]) == 4
 

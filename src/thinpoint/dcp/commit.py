@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import time
 from collections import defaultdict
@@ -10,11 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
 from thinpoint.dcp.leftovers import delete, named_files
-from thinpoint.dcp.metadata import layout_of
+from thinpoint.dcp.metadata import layout_of, metadata_of
 from thinpoint.dcp.record import RankRecord, check_same_way, roles_of_all, trainable_of_all, versions
 from thinpoint.engine.workers import Pool
 from thinpoint.errors import (
@@ -22,12 +23,16 @@ from thinpoint.errors import (
     DamagedFileError,
     IncompleteSaveError,
     NotFoundError,
+    ThinpointError,
 )
 from thinpoint.file.layout import TRAILER_BYTES, hex64, unpack_trailer
+from thinpoint.folder.layout import Layout
 from thinpoint.folder.layout_file import dump_layout
 from thinpoint.folder.manifest import Manifest, dump_manifest
 from thinpoint.folder.names import DCP_METADATA, layout_name, save_id_of
 from thinpoint.store.contract import Store
+
+log = logging.getLogger("thinpoint")
 
 ASKED_AT_ONCE = 16
 """Files that the store is asked for at a time."""
@@ -49,11 +54,11 @@ class Gathered:
 
     Attributes:
         records: of their files, by rank.
-        ranks: for each item the rank that wrote it.
+        placed: for each name and offset (None for an object) the rank that wrote it.
     """
 
     records: tuple[RankRecord, ...]
-    ranks: dict[MetadataIndex, int]
+    placed: dict[str, dict[Any, int]]
 
 
 def commit(
@@ -84,12 +89,17 @@ def commit(
     old = named_files(store)
     try:
         gathered = gather(results)
-        manifest, layout = _manifest_and_layout(store, metadata, gathered, origin)
+        layout = layout_of(
+            metadata,
+            gathered.placed,
+            world_size=len(gathered.records),
+            rank_states=frozenset(fqn for record in gathered.records for fqn in record.rank_states),
+        )
+        manifest, layout_bytes = _manifest_and_layout(store, layout, gathered, origin)
         assert manifest.layout is not None
         written.add(manifest.layout.name)
         raw = dump_manifest(manifest)
-        store.put(manifest.layout.name, layout)
-        store.put(DCP_METADATA, _dcp_metadata(metadata, gathered, storage_meta))
+        store.put(manifest.layout.name, layout_bytes)
     except Exception:
         delete(store, written)
         raise
@@ -99,6 +109,11 @@ def commit(
         # After any other error it may be there, or still arrive.
         delete(store, written)
         raise
+    try:
+        # After the manifest: there are tools that take it for the sign of a complete checkpoint.
+        store.put(DCP_METADATA, _dcp_metadata(metadata, layout, storage_meta))
+    except ThinpointError as error:
+        log.warning("PyTorch's own tools cannot list the checkpoint: %s", error)
     delete(store, old - written)
 
 
@@ -110,20 +125,21 @@ def gather(results: Sequence[Iterable[WriteResult]]) -> Gathered:
         UsageError: the ranks do not save in the same way.
     """
     records: dict[int, RankRecord] = {}
-    ranks: dict[MetadataIndex, int] = {}
+    placed: dict[str, dict[Any, int]] = defaultdict(dict)
     for of_rank in results:
         for result in of_rank:
-            if isinstance(result.storage_data, RankRecord):
-                records[result.storage_data.rank] = result.storage_data
-            elif ranks.setdefault(result.index, result.storage_data) != result.storage_data:
+            rank, index = result.storage_data, result.index
+            if isinstance(rank, RankRecord):
+                records[rank.rank] = rank
+            elif placed[index.fqn].setdefault(index.offset, rank) != rank:
                 raise IncompleteSaveError(
-                    f"ranks {ranks[result.index]} and {result.storage_data} have written the same chunk",
-                    tensor=result.index.fqn,
+                    f"ranks {placed[index.fqn][index.offset]} and {rank} have written the same chunk",
+                    tensor=index.fqn,
                 )
     if missing := sorted(set(range(len(results))) - records.keys()):
         raise IncompleteSaveError("ranks have reported no file", actual=missing)
     check_same_way({rank: record.way for rank, record in records.items()})
-    return Gathered(records=tuple(records[rank] for rank in range(len(results))), ranks=ranks)
+    return Gathered(records=tuple(records[rank] for rank in range(len(results))), placed=placed)
 
 
 def check_files(store: Store, records: Iterable[RankRecord]) -> None:
@@ -170,18 +186,9 @@ def _check_file(store: Store, record: RankRecord) -> None:
 
 
 def _manifest_and_layout(
-    store: Store, metadata: Metadata, gathered: Gathered, origin: Origin
+    store: Store, layout: Layout, gathered: Gathered, origin: Origin
 ) -> tuple[Manifest, bytes]:
     records = gathered.records
-    placed: dict[str, dict[Any, int]] = defaultdict(dict)
-    for index, rank in gathered.ranks.items():
-        placed[index.fqn][index.offset] = rank
-    layout = layout_of(
-        metadata,
-        placed,
-        world_size=len(records),
-        rank_states=frozenset(fqn for record in records for fqn in record.rank_states),
-    )
     check_files(store, records)
     save_id = save_id_of(records[0].file.name)
     assert save_id is not None
@@ -203,9 +210,11 @@ def _manifest_and_layout(
     return manifest, raw
 
 
-def _dcp_metadata(metadata: Metadata, gathered: Gathered, storage_meta: StorageMeta) -> bytes:
+def _dcp_metadata(metadata: Metadata, layout: Layout, storage_meta: StorageMeta) -> bytes:
     """For stock tools that list the folder; thinpoint never reads it."""
-    return pickle.dumps(replace(metadata, storage_data=gathered.ranks, storage_meta=storage_meta))
+    # The tensors of a layout share the chunks that they have in common, and pickle stores each once.
+    listed = replace(metadata_of(layout), planner_data=metadata.planner_data)
+    return pickle.dumps(replace(listed, storage_data={}, storage_meta=storage_meta))
 
 
 def _names_in(results: Sequence[Iterable[WriteResult]]) -> set[str]:
