@@ -22,6 +22,7 @@ from thinpoint.engine.report import SaveReport
 from thinpoint.engine.task import SaveTask
 from thinpoint.engine.verify import VerifyReport, verify_file
 from thinpoint.engine.workers import Workers, checked_threads
+from thinpoint.errors import UsageError
 from thinpoint.file.reader import FileReader
 from thinpoint.opened import ThinFile
 from thinpoint.store import Sink, open_sink, open_source
@@ -104,6 +105,8 @@ def async_save(
     num_threads: int | None = None,
     host_memory: int | None = None,
     progress: Progress | None = None,
+    overlap: bool = False,
+    optimizers: Any = None,
 ) -> SaveFuture:
     """Save whatever `torch.save` takes; returns a future as soon as the object may change again.
 
@@ -115,22 +118,34 @@ def async_save(
     not answer for 10 minutes (THINPOINT_EXIT_WAIT, in seconds), log and stderr say so. A forked process inherits no save.
     With THINPOINT_DISABLE_ASYNC=1 the future is done on return.
 
+    With `overlap` the call returns before the object is encoded. What belongs to torch optimizers, parameters and state, is
+    read where it is while forward and backward run, and only their `step` waits until it has been; everything else is copied
+    before the call returns. Where that is not safe it is saved as without, and log and report say why (`docs/overlap.md`).
+
     Args:
-        obj, path and all options: as for `save`.
+        obj, path and all other options: as for `save`.
+        overlap: return before the object is encoded.
+        optimizers: with `overlap`: the optimizer or optimizers whose tensors may be read in place; None for all there are.
 
     Returns:
-        A future whose `result()` is the report. `staging_completion` is done on return. What fails on the way is in the
-        future and in the log, not raised here.
+        A future whose `result()` is the report. `staging_completion` is done on return; with `overlap` when everything has
+        been read. What fails on the way is in the future and in the log, not raised here.
 
     Raises:
         BackendUnavailableError, UsageError: as `save`; nothing was begun.
     """
+    if optimizers is not None and not overlap:
+        raise UsageError("optimizers= is for overlap=True")
     task = _save_task(
         path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
     )
     if os.environ.get("THINPOINT_DISABLE_ASYNC") == "1":
-        return save_at_once(task, obj)
-    return save_in_background(task, obj)
+        return save_at_once(task, obj, "THINPOINT_DISABLE_ASYNC=1" if overlap else None)
+    if not overlap:
+        return save_in_background(task, obj)
+    from thinpoint.engine.overlap import save_overlapped
+
+    return save_overlapped(task, obj, optimizers)
 
 
 def load(

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
@@ -18,101 +18,12 @@ from typing import Any
 import pytest
 import torch
 from bits import assert_same
+from overlap_training import WAIT_S, Held, Normed, Training, Transformer, bytes_of, settings  # noqa: F401
 from torch import nn
 
 import thinpoint
 from thinpoint import errors
-from thinpoint.engine import background, overlap, overlap_reading
-from thinpoint.engine import encode as engine_encode
-from thinpoint.engine import jobs as engine_jobs
-
-WAIT_S = 60
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("THINPOINT_DISABLE_ASYNC", "THINPOINT_HOST_MEMORY", "THINPOINT_EXIT_WAIT"):
-        monkeypatch.delenv(name, raising=False)
-    for module in (engine_jobs, engine_encode):
-        monkeypatch.setattr(module, "PART_BYTES", 1 << 18)
-    overlap._log_fallback.cache_clear()
-    torch.manual_seed(0)
-    yield
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and (background._under_way or threads()):
-        time.sleep(0.01)
-    assert not background._under_way and not overlap_reading._under_way and not threads()
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("thinpoint")]
-
-
-class Training:
-    """A model, its optimizer and a step of each kind, with everything that a checkpoint holds."""
-
-    def __init__(
-        self, model: nn.Module | None = None, make: Callable[..., Any] = torch.optim.AdamW, **options: Any
-    ) -> None:
-        self.model = model or nn.Sequential(nn.Linear(128, 600), nn.ReLU(), nn.Linear(600, 128))
-        self.optimizer = make(self.model.parameters(), **{"lr": 1e-2, **options})
-        self.step_number = 0
-        self.step()
-
-    def compute(self) -> None:
-        """Forward and backward."""
-        self.optimizer.zero_grad()
-        self.model(torch.randn(4, 128)).square().mean().backward()
-
-    def step(self) -> None:
-        self.compute()
-        self.optimizer.step()
-        self.step_number += 1
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step_number,
-            "rng": torch.get_rng_state(),
-        }
-
-
-def bytes_of(state: Any) -> bytes:
-    file = io.BytesIO()
-    thinpoint.save(state, file)
-    return file.getvalue()
-
-
-class Held:
-    """A `progress` that lets reading go on only when it is told to."""
-
-    def __init__(self) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self, done: int) -> None:
-        self.reached.set()
-        assert self.opened.wait(WAIT_S)
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.first = nn.Linear(128, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(self.first(x).unsqueeze(1))
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(128, 2048), nn.BatchNorm1d(2048), nn.Linear(2048, 128)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(self.first(x)))
+from thinpoint.engine import background
 
 
 @pytest.mark.parametrize(
@@ -255,102 +166,6 @@ def test_a_change_while_the_state_is_read_fails_the_save_and_leaves_the_file_bef
         assert thinpoint.async_save(training.state(), path, overlap=True).result(WAIT_S).mode == "overlap"
 
 
-def assert_falls_back(
-    state: Any, reason: str, caplog: pytest.LogCaptureFixture, **options: Any
-) -> thinpoint.SaveReport:
-    expected, file = copy.deepcopy(state), io.BytesIO()
-    future = thinpoint.async_save(state, file, overlap=True, **options)
-    assert future.staging_completion.done()
-    report = future.result(WAIT_S)
-    assert report.mode == "async" and report.fallback is not None and reason in report.fallback
-    assert sum(reason in record.message for record in caplog.records) == 1
-    assert file.getvalue() == bytes_of(expected)
-    assert "copy" not in report.stages
-    return report
-
-
-def test_an_optimizer_in_backward_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Linear(128, 128)
-    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
-
-    def step(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    model(torch.randn(2, 128)).sum().backward()
-    state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers.values()]}
-    assert_falls_back(state, "hooks in backward", caplog)
-
-
-def test_torchs_own_optimizer_in_backward_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
-    model = nn.Linear(128, 128)
-    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    assert_falls_back({"model": model.state_dict()}, "hooks in backward", caplog)
-
-
-def test_a_step_that_may_be_in_a_cuda_graph_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Linear(128, 128)
-    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    assert_falls_back(state, "CUDA graph", caplog)
-
-
-def test_a_step_pre_hook_of_the_optimizers_own_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    training = Training()
-    handle = training.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: None)
-    assert_falls_back(training.state(), "step pre-hooks of its own", caplog)
-    handle.remove()
-    assert thinpoint.async_save(training.state(), io.BytesIO(), overlap=True).result(WAIT_S).fallback is None
-
-
-def test_an_optimizer_that_is_none_of_torchs_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Linear(128, 128)
-    moments = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    state = {"model": model.state_dict(), "moments": moments}
-    assert_falls_back(state, "belongs to a torch optimizer", caplog)
-
-
-def test_more_than_may_be_copied_falls_back(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overlap, "MAX_COPY_BYTES", 100_000)
-    training = Training()
-    assert_falls_back({**training.state(), "ema": torch.randn(50_000)}, "too much on cpu", caplog)
-    report = thinpoint.async_save(
-        {**training.state(), "ema": torch.randn(5_000)}, io.BytesIO(), overlap=True
-    ).result(WAIT_S)
-    assert report.mode == "overlap"
-
-
-class Wrapper(torch.optim.Optimizer):
-    """As accelerate's: passes everything on, and has no hooks of its own."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    def step(self, closure: Any = None) -> None:
-        self.optimizer.step(closure)
-
-
-def test_a_wrapper_is_no_owner_but_what_it_wraps_is(caplog: pytest.LogCaptureFixture) -> None:
-    training = Training()
-    wrapper = Wrapper(training.optimizer)
-    assert thinpoint.async_save(training.state(), io.BytesIO(), overlap=True).result(WAIT_S).mode == "overlap"
-    assert_falls_back(training.state(), "calls no hooks", caplog, optimizers=wrapper)
-
-
 def test_only_what_the_given_optimizers_own_is_read_in_place() -> None:
     one, other, held, file = Training(), Training(), Held(), io.BytesIO()
     state = {"one": one.state(), "other": other.state()}
@@ -487,6 +302,7 @@ _SCRIPT = """
 import os, sys, threading, time
 import torch, thinpoint
 path, how = sys.argv[1:]
+torch.set_num_threads(1)
 model = torch.nn.Linear(500, 500)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(1, 500)).sum().backward()

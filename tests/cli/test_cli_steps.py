@@ -55,7 +55,8 @@ def test_ls_shows_every_save_and_its_state(run: Run) -> None:
     make_checkpoints()
     code, out, err = run("ls", "ck")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].split() == ["step", "state", "files", "size", "ratio", "age", "save", "id"]
+    titles = ["step", "state", "ranks", "files", "size", "ratio", "age", "save", "id"]
+    assert out.splitlines()[0].split() == titles
     rows = rows_of(out)
     assert list(rows)[:3] == ["300", "200", "100"]
     assert all(row[1] == "committed" and row[-1] in str(data_file(int(row[0]))) for row in rows.values())
@@ -81,7 +82,8 @@ def test_ls_prints_json(run: Run) -> None:
     assert [entry["step"] for entry in entries if entry["state"] == "committed"] == [300, 100]
     first = entries[0]
     assert set(first) == {
-        *("step", "state", "save_id", "files", "num_bytes", "raw_bytes", "ratio", "age_s", "problem")
+        *("step", "state", "save_id", "num_ranks", "files"),
+        *("num_bytes", "raw_bytes", "ratio", "age_s", "problem"),
     }
     assert first["num_bytes"] == sum(os.path.getsize(Path("ck", name)) for name in first["files"])
     assert first["raw_bytes"] == 6 * 50 * 40 * 4

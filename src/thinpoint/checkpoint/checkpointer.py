@@ -63,6 +63,8 @@ class Checkpointer:
         retries: more attempts after errors that may pass, after 0.5, 1, 2, ... seconds. (The data of an asynchronous save
             can be written only once.)
         while_saving: a save while another is running "wait"s for it, is "skip"ped, or "fail"s.
+        mode: what `async_save` and `maybe_save` wait for: "async" until the state is encoded; "overlap" not even that
+            (`docs/overlap.md`).
         stale: if the step has advanced and no weight has changed since the checkpoint before: "warn", "fail" or "ignore".
         orphan_age: seconds after which what belongs to no checkpoint is deleted even if its writer may be alive.
         delete_pause: seconds between two deletions.
@@ -89,6 +91,7 @@ class Checkpointer:
         timeout: float | None = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         while_saving: Literal["wait", "skip", "fail"] = "wait",
+        mode: Literal["async", "overlap"] = "async",
         stale: Literal["warn", "fail", "ignore"] = "warn",
         orphan_age: float = ORPHAN_AGE_S,
         delete_pause: float = 0.1,
@@ -113,6 +116,7 @@ class Checkpointer:
             retries=retries,
             while_saving=while_saving,
             stale=stale,
+            mode=mode,
             orphan_age=orphan_age,
             delete_pause=delete_pause,
             lost_after=lost_after,
@@ -186,7 +190,7 @@ class Checkpointer:
     def async_save(
         self, state: Any, step: int, *, metadata: dict[str, Any] | None = None, overwrite: bool = False
     ) -> CheckpointFuture:
-        """As `save`, but returns as soon as the state may change again; a future of the report.
+        """As `save`, but returns as soon as the state may change again, or before (see `mode`); a future of the report.
 
         The process does not end before the save has. With THINPOINT_DISABLE_ASYNC=1 the future is done on return.
 

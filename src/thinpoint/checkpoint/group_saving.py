@@ -65,13 +65,18 @@ def save_group_now(job: GroupJob, state: Any, options: dict[str, Any]) -> Outcom
 
 
 def save_group_beside(
-    job: GroupJob, state: Any, options: dict[str, Any], done: Callable[[Outcome], None]
+    job: GroupJob,
+    state: Any,
+    options: dict[str, Any],
+    done: Callable[[Outcome], None],
+    fallback: str | None = None,
 ) -> None:
     """Returns when the state may change again; the rest is done on a thread that the process waits for when it ends.
 
     Args:
         state, options: as for `save_group_now`.
         done: called once, on that thread, or on this one if THINPOINT_DISABLE_ASYNC is set.
+        fallback: see `SaveReport`.
     """
     begin = time.perf_counter()
     try:
@@ -95,7 +100,9 @@ def save_group_beside(
         return staged.pop()
 
     def finish() -> None:
-        outcome = _Save(job, options, stage_s=stage_s).run(give, can_repeat=False)
+        outcome = _Save(job, options, stage_s=stage_s, mode="async", fallback=fallback).run(
+            give, can_repeat=False
+        )
         done(outcome)
 
     if os.environ.get("THINPOINT_DISABLE_ASYNC") == "1":
@@ -131,8 +138,16 @@ def on_this_device(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class _Save:
-    def __init__(self, job: GroupJob, options: dict[str, Any], stage_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        job: GroupJob,
+        options: dict[str, Any],
+        stage_s: float = 0.0,
+        mode: str = "sync",
+        fallback: str | None = None,
+    ) -> None:
         self._job = job
+        self._mode, self._fallback = mode, fallback
         self._options = options
         self._begin = time.perf_counter()
         self._seconds = {"stage": stage_s} if stage_s else {}
@@ -207,6 +222,8 @@ class _Save:
             codec=self._options["codec"],
             roles=roles,
             stages=dict(self._seconds),
+            mode=self._mode,
+            fallback=self._fallback,
         )
 
 

@@ -17,6 +17,7 @@ from thinpoint.checkpoint.saving import Outcome
 from thinpoint.checkpoint.team import Team
 from thinpoint.checkpoint.writer import Writer
 from thinpoint.dcp.record import check_same_way, versions
+from thinpoint.engine.overlap import log_fallback
 from thinpoint.errors import CheckpointError, NotFoundError
 from thinpoint.store.contract import Store
 
@@ -124,8 +125,15 @@ class GroupWriter(Writer):
     def _save_now(self, job: Any, state: Any) -> Outcome:
         return save_group_now(job, state, self._save_options)
 
-    def _save_beside(self, job: Any, state: Any, done: Callable[[Outcome], None]) -> None:
-        save_group_beside(job, state, self._save_options, done)
+    def _save_beside(
+        self, job: Any, state: Any, done: Callable[[Outcome], None], staged: Callable[[], None]
+    ) -> None:
+        fallback = None
+        if self._options.mode == "overlap":
+            fallback = "the ranks of a group encode before they save together"
+            log_fallback(fallback)
+        save_group_beside(job, state, self._save_options, done, fallback)
+        staged()
 
     def _claimed(self, lane: Lane) -> Run:
         """The run of rank 0's claim, which every rank has seen in the directory."""

@@ -35,6 +35,7 @@ class Options:
     retries: int = 3
     while_saving: Literal["wait", "skip", "fail"] = "wait"
     stale: Literal["warn", "fail", "ignore"] = "warn"
+    mode: Literal["async", "overlap"] = "async"
     orphan_age: float = ORPHAN_AGE_S
     lost_after: float = DEFAULT_LOST_AFTER_S
     delete_pause: float = 0.1
@@ -57,6 +58,7 @@ class Options:
             ("on_error", ("raise", "warn")),
             ("while_saving", ("wait", "skip", "fail")),
             ("stale", ("warn", "fail", "ignore")),
+            ("mode", ("async", "overlap")),
         ):
             if getattr(self, name) not in choices:
                 raise _invalid(name, " or ".join(map(repr, choices)), repr(getattr(self, name)))

@@ -75,6 +75,8 @@ class CheckpointReport:
                 "file_id": saved.file_id if saved else None,
                 "backend": saved.backend if saved else None,
                 "codec": saved.codec if saved else None,
+                "mode": saved.mode if saved else None,
+                "fallback": saved.fallback if saved else None,
                 "roles": {
                     role: {"raw_bytes": raw, "stored_bytes": stored}
                     for role, (raw, stored) in (saved.roles if saved else {}).items()

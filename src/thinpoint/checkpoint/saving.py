@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,18 @@ def save_now(job: SaveJob, state: Any, options: dict[str, Any]) -> Outcome:
         return Outcome(saved=saved, error=error)
 
 
-def save_beside(job: SaveJob, state: Any, options: dict[str, Any], done: Callable[[Outcome], None]) -> None:
-    """Returns when the state may change again; the rest is done on a thread that the process waits for when it ends.
+def save_beside(
+    job: SaveJob,
+    state: Any,
+    options: dict[str, Any],
+    done: Callable[[Outcome], None],
+    staged: Callable[[], None],
+) -> None:
+    """Returns when `thinpoint.async_save` does; the rest is done on a thread that the process waits for when it ends.
 
     Args:
         options: of `thinpoint.async_save`.
+        staged: called when the state may change again; not if the save fails before.
         done: called once, on that thread, or on this one if the save fails before or THINPOINT_DISABLE_ASYNC is set.
     """
     try:
@@ -69,6 +77,12 @@ def save_beside(job: SaveJob, state: Any, options: dict[str, Any], done: Callabl
     except Exception as error:  # noqa: BLE001
         done(Outcome(error=error))
         return
+
+    def tell_staged(staging: Future[None]) -> None:
+        if staging.exception() is None:
+            staged()
+
+    future.staging_completion.add_done_callback(tell_staged)
 
     def finish() -> None:
         saved: api.SaveReport | None = None

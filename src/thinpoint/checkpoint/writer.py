@@ -95,12 +95,14 @@ class Writer:
 
             def done(outcome: Outcome) -> None:
                 seconds = time.perf_counter() - begin
+                # An optimizer's step may have been held back after the return.
+                held_s = outcome.saved.stages.get("hold", 0.0) if outcome.saved is not None else 0.0
                 report = self._report(
                     step,
                     outcome,
                     asynchronous=asynchronous,
                     seconds=seconds,
-                    stall_s=stall_s[0] if stall_s else seconds,
+                    stall_s=stall_s[0] + held_s if stall_s else seconds,
                     num_retries=lane.num_retries,
                 )
                 self._settle(flight, report, outcome)
@@ -113,9 +115,8 @@ class Writer:
                     done(Outcome(error=error))
                     return flight
                 if asynchronous:
-                    self._save_beside(job, state, done)
+                    self._save_beside(job, state, done, flight.set_staged)
                     stall_s.append(time.perf_counter() - begin)
-                    flight.set_staged()
                 else:
                     done(self._save_now(job, state))
             except BaseException as error:
@@ -210,8 +211,11 @@ class Writer:
     def _save_now(self, job: Any, state: Any) -> Outcome:
         return save_now(job, state, self._save_options)
 
-    def _save_beside(self, job: Any, state: Any, done: Callable[[Outcome], None]) -> None:
-        save_beside(job, state, self._save_options, done)
+    def _save_beside(
+        self, job: Any, state: Any, done: Callable[[Outcome], None], staged: Callable[[], None]
+    ) -> None:
+        options = {**self._save_options, "overlap": self._options.mode == "overlap"}
+        save_beside(job, state, options, done, staged)
 
     def _make_room(self, step: int, within_s: float | None) -> bool:
         """Whether a save may begin now."""

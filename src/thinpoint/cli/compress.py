@@ -55,7 +55,7 @@ def compress(
         worklist = make_worklist(inputs, output, refusal, lambda name: name + THIN_SUFFIX)
         run_worklist(
             worklist,
-            lambda job: _compress_one(
+            lambda job: compress_one(
                 job,
                 codec=chosen,
                 is_verified=verify,
@@ -96,9 +96,10 @@ def _begins_like_torch(path: Path) -> bool:
         return True
 
 
-def _compress_one(
+def compress_one(
     job: Job, *, codec: str, is_verified: bool, overwrite: bool, allow_pickle: bool, threads: int | None
 ) -> Done:
+    """Make a `.thin` file of a file of torch.save or safetensors. `codec` as for `thinpoint.save`."""
     from thinpoint.cli.progress import progress_bar
     from thinpoint.cli.run import Done, file_bytes, refuse_same_file
     from thinpoint.engine.backends import choose_backends

@@ -47,7 +47,7 @@ def decompress(
         worklist = make_worklist(inputs, output, _refusal, lambda name: _target_name(name, to))
         run_worklist(
             worklist,
-            lambda job: _decompress_one(
+            lambda job: decompress_one(
                 job,
                 to=to,
                 is_target_fixed=worklist.names_target,
@@ -84,7 +84,7 @@ def _target_name(name: str, kind: Kind | None) -> str:
     return (Path(stem).stem if _kind_of_name(stem) else stem) + _SUFFIX_OF[kind]
 
 
-def _decompress_one(
+def decompress_one(
     job: Job,
     *,
     to: Kind | None,
@@ -93,6 +93,11 @@ def _decompress_one(
     allow_pickle: bool,
     threads: int | None,
 ) -> Done:
+    """Make the original of a `.thin` file again, or a file of another kind.
+
+    Args:
+        is_target_fixed: the name of the target is the user's, not derived from that of the input.
+    """
     from thinpoint.cli.progress import progress_bar
     from thinpoint.cli.run import Done, file_bytes, refuse_same_file
     from thinpoint.engine.backends import choose_backends

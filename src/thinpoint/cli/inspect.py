@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,17 +14,36 @@ if TYPE_CHECKING:
 
 
 def inspect_file(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .thin file.")],
+    path: Annotated[
+        str, typer.Argument(metavar="FILE|FOLDER", help="A .thin file, or a folder with a manifest.")
+    ],
     tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="The table of tensors.")] = True,
-    roles: Annotated[bool, typer.Option("--roles/--no-roles", help="The table of roles.")] = True,
+    roles: Annotated[
+        bool, typer.Option("--roles/--no-roles", help="The table of roles; of a folder, that of its files.")
+    ] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Everything as JSON, for scripts.")] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Show what a .thin file holds, by tensor and by role. Reads only its index; works without torch."""
-    with reporting_errors(traceback):
-        from thinpoint.file.reader import FileReader
-        from thinpoint.store import open_source
+    """Show what a .thin file holds, by tensor and by role, or a checkpoint of many ranks, by tensor and by file.
 
+    Of a directory of checkpoints it shows the newest whose files are all there. Reads only manifests and
+    indexes; works without torch.
+    """
+    with reporting_errors(traceback):
+        from thinpoint.cli.inspect_folder import inspect_folder
+        from thinpoint.cli.sources import is_checkpoint, is_folder, newest_or_itself
+        from thinpoint.errors import UsageError
+        from thinpoint.file.reader import FileReader
+        from thinpoint.store import open_source, open_store
+
+        path = newest_or_itself(path)
+        if is_folder(path):
+            if not is_checkpoint(open_store(path)):
+                raise UsageError("it is a folder without a manifest, and so no checkpoint", where=path)
+            only = inspect_folder(open_store(path), tensors=tensors, roles=roles, json_output=json_output)
+            if only is None:
+                return
+            path = f"{path.rstrip('/')}/{only}"
         with open_source(path) as source:
             reader = FileReader(source)
             if json_output:

@@ -34,8 +34,16 @@ def ls(
     """List the checkpoints in a directory. Reads only their manifests; works without torch."""
     with reporting_errors(traceback):
         from thinpoint.checkpoint.catalog import entries
+        from thinpoint.cli.sources import is_checkpoint
+        from thinpoint.errors import UsageError
 
         store = open_folder(folder)
+        if is_checkpoint(store):
+            raise UsageError(
+                "the folder is one checkpoint, not a directory of them",
+                where=folder,
+                hint="`thinpoint inspect` shows what it holds",
+            )
         found = entries(store)
         if json_output:
             import json
@@ -91,13 +99,14 @@ def _print_entries(found: list[StepEntry]) -> None:
     columns = [
         Column(title="step"),
         Column(title="state", is_number=False),
-        *(Column(title=title) for title in ("files", "size", "ratio", "age")),
+        *(Column(title=title) for title in ("ranks", "files", "size", "ratio", "age")),
         Column(title="save id", is_number=False),
     ]
     cells = [
         [
             "-" if entry.step is None else f"{entry.step:,}",
             entry.state,
+            f"{_num_ranks(entry):,}",
             f"{len(entry.files):,}",
             size_text(entry.num_bytes),
             "-" if entry.raw_bytes is None else ratio_text(entry.raw_bytes, entry.num_bytes),
@@ -115,6 +124,13 @@ def _print_entries(found: list[StepEntry]) -> None:
     typer.echo(f"\n{line}")
 
 
+def _num_ranks(entry: StepEntry) -> int:
+    """How many ranks' files there are."""
+    from thinpoint.folder.names import rank_of
+
+    return sum(rank_of(name.rpartition("/")[2]) is not None for name in entry.files)
+
+
 def _as_json(entry: StepEntry) -> dict[str, Any]:
     """One save as a JSON object, described in docs/cli.md."""
     ratio = entry.raw_bytes / entry.num_bytes if entry.raw_bytes and entry.num_bytes else None
@@ -122,6 +138,7 @@ def _as_json(entry: StepEntry) -> dict[str, Any]:
         "step": entry.step,
         "state": entry.state,
         "save_id": entry.save_id,
+        "num_ranks": _num_ranks(entry),
         "files": list(entry.files),
         "num_bytes": entry.num_bytes,
         "raw_bytes": entry.raw_bytes,

@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from thinpoint.cli import compress, decompress, doctor, gc, inspect, ls, salvage, verify
+from thinpoint.cli import (
+    advise,
+    bench,
+    compress,
+    convert,
+    decompress,
+    diff,
+    doctor,
+    gc,
+    inspect,
+    ls,
+    salvage,
+    verify,
+)
 from thinpoint.version import __version__
 
 _EPILOG = (
@@ -47,6 +60,10 @@ def _options(
 
 app.command("compress", short_help="Make .thin files of checkpoints.", epilog=_EPILOG)(compress.compress)
 app.command("decompress", short_help="Make the original files again.", epilog=_EPILOG)(decompress.decompress)
+app.command("convert", short_help="Write a checkpoint as one of another kind.", epilog=_EPILOG)(
+    convert.convert
+)
+app.command("diff", short_help="Show how two checkpoints differ, in bits.", epilog=_EPILOG)(diff.diff)
 app.command("inspect", short_help="Show what a .thin file holds.", epilog=_EPILOG)(inspect.inspect_file)
 app.command("verify", short_help="Check .thin files and checkpoints.", epilog=_EPILOG)(verify.verify)
 app.command("ls", short_help="List the checkpoints in a directory.", epilog=_EPILOG)(ls.ls)
@@ -54,6 +71,10 @@ app.command("gc", short_help="Delete what no checkpoint needs.", epilog=_EPILOG)
 app.command("salvage", short_help="Save what is intact of damaged .thin files.", epilog=_EPILOG)(
     salvage.salvage
 )
+app.command("advise", short_help="Tell whether compressing checkpoints pays here.", epilog=_EPILOG)(
+    advise.advise_command
+)
+app.command("bench", short_help="Measure what saving costs on this machine.", epilog=_EPILOG)(bench.bench)
 app.command("doctor", short_help="Check this machine.", epilog=_EPILOG)(doctor.doctor)
 
 

@@ -20,8 +20,12 @@ _MAX_TEXT_WIDTH = 100
 
 
 @contextmanager
-def reporting_errors(traceback: bool) -> Iterator[None]:
-    """Runs a command's body; an error becomes one paragraph on stderr and the exit code of its class."""
+def reporting_errors(traceback: bool, *, unexpected: int = UNEXPECTED) -> Iterator[None]:
+    """Runs a command's body; an error becomes one paragraph on stderr and the exit code of its class.
+
+    Args:
+        unexpected: the exit code for a bug.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -48,7 +52,7 @@ def reporting_errors(traceback: bool) -> Iterator[None]:
             f"unexpected error: {type(error).__name__}: {error}{hint}. This is a bug: please report it with "
             "the file that `thinpoint doctor --bundle` writes."
         )
-        raise typer.Exit(UNEXPECTED) from None
+        raise typer.Exit(unexpected) from None
 
 
 def print_error(

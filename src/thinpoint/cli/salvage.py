@@ -20,6 +20,7 @@ from thinpoint.cli.reporting import (
 
 if TYPE_CHECKING:
     from thinpoint.cli.salvage_file import SalvageReport
+    from thinpoint.cli.salvage_folder import Losses
     from thinpoint.cli.worklist import Job, Worklist
     from thinpoint.errors import ThinpointError
 
@@ -51,17 +52,77 @@ def salvage(
         if not worklist.jobs:
             raise UsageError("there is no .thin file to salvage", where=path)
         errors, reports = _run(worklist, overwrite, threads, traceback, json_output)
+        losses = _losses(path, reports, errors)
         if json_output:
             import json
 
             files = [_as_json(report) for report in reports]
-            typer.echo(json.dumps({"format": JSON_FORMAT, "version": JSON_VERSION, "files": files}, indent=1))
-        elif len(worklist.jobs) > 1:
-            typer.echo(_totals(reports, len(errors)))
-        if any(report.lost for report in reports):
+            whole = {} if losses is None else {"checkpoint": _losses_json(losses)}
+            report = {"format": JSON_FORMAT, "version": JSON_VERSION, "files": files, **whole}
+            typer.echo(json.dumps(report, indent=1))
+        else:
+            if len(worklist.jobs) > 1:
+                typer.echo(_totals(reports, len(errors)))
+            if losses is not None:
+                _print_losses(losses)
+        if any(report.lost for report in reports) or (losses and (losses.tensors or losses.objects)):
             raise typer.Exit(3)
         if errors:
             raise typer.Exit(worst_exit_code(errors))
+
+
+def _losses(path: Path, reports: list[SalvageReport], errors: list[ThinpointError]) -> Losses | None:
+    """What the checkpoint of many ranks in a folder has lost as a whole; None if there is none to speak of."""
+    from thinpoint.cli.salvage_folder import losses_of
+    from thinpoint.errors import ThinpointError
+
+    if not path.is_dir():
+        return None
+    try:
+        return losses_of(path, reports)
+    except ThinpointError as error:
+        error.hint = "Which tensors are whole is not known without it"
+        print_error(error, label="problem")
+        errors.append(error)
+        return None
+
+
+def _print_losses(losses: Losses) -> None:
+    from thinpoint.cli.folder_contents import ranks_text
+    from thinpoint.cli.tables import Column, print_table
+
+    if losses.tensors:
+        columns = [
+            Column(title="tensor that is not whole", is_number=False, min_width=24),
+            Column(title="lost chunks"),
+            Column(title="of"),
+            Column(title="in the files of ranks", is_number=False),
+        ]
+        cells = [
+            [name, f"{lost:,}", f"{num:,}", ranks_text(ranks)]
+            for name, (lost, num, ranks) in losses.tensors.items()
+        ]
+        print_table(columns, cells)
+    for name in losses.objects:
+        typer.echo(printable(f"lost: {name}"))
+    num_whole = losses.num_tensors - len(losses.tensors)
+    num_left = losses.num_objects - len(losses.objects)
+    typer.echo(
+        f"{num_whole:,} of {count_text(losses.num_tensors, 'tensor')} whole, "
+        f"{num_left:,} of {count_text(losses.num_objects, 'other value')} left"
+    )
+
+
+def _losses_json(losses: Losses) -> dict[str, Any]:
+    return {
+        "num_tensors": losses.num_tensors,
+        "num_objects": losses.num_objects,
+        "not_whole": [
+            {"name": name, "lost_chunks": lost, "num_chunks": num, "ranks": ranks}
+            for name, (lost, num, ranks) in losses.tensors.items()
+        ],
+        "lost_objects": losses.objects,
+    }
 
 
 def _refusal(path: Path, named: bool) -> str | None:

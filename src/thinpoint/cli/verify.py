@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -52,60 +53,113 @@ def verify(
         from thinpoint.errors import UsageError
 
         check_threads(threads)
-        stores, files = _split(inputs)
-        if sample is not None and files:
-            raise UsageError("--sample is for directories of checkpoints", where=files[0])
+        given = _split(inputs)
+        if sample is not None and given.files:
+            raise UsageError(
+                "--sample is for checkpoints in folders and directories of checkpoints", where=given.files[0]
+            )
         if seed is not None and sample is None:
             raise UsageError("--seed goes with --sample")
         errors: list[ThinpointError] = []
-        for store in stores:
+        for store in given.directories:
             errors += _verify_folder(
                 store, deep=deep, sample=sample, seed=seed, threads=threads, traceback=traceback
             )
-        if files:
-            errors += _verify_files(files, deep, threads, traceback)
+        for store in given.checkpoints:
+            errors += _verify_checkpoint(
+                store, deep=deep, sample=sample, seed=seed, threads=threads, traceback=traceback
+            )
+        if given.files:
+            errors += _verify_files(given.files, deep, threads, traceback)
         if errors:
             raise typer.Exit(worst_exit_code(errors))
 
 
-def _split(inputs: list[str]) -> tuple[list[Store], list[Path]]:
-    """The directories of checkpoints, and the files and other folders.
+@dataclass(kw_only=True)
+class _Given:
+    """What the user named: directories of checkpoints, checkpoints that are folders with a manifest, files and other folders."""
+
+    directories: list[Store] = field(default_factory=list)
+    checkpoints: list[Store] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def _split(inputs: list[str]) -> _Given:
+    """What the inputs are.
 
     Raises:
         UsageError: a URL of something else.
     """
     from thinpoint.checkpoint.catalog import folders
+    from thinpoint.cli.sources import is_checkpoint
     from thinpoint.errors import UsageError
     from thinpoint.store import LocalStore, open_store
 
-    stores: list[Store] = []
-    files: list[Path] = []
+    found = _Given()
     for given in inputs:
         store = open_store(given)
-        if isinstance(store, LocalStore):
-            if Path(given).is_dir() and folders(store):
-                stores.append(store)
-            else:
-                files.append(Path(given))
-        elif folders(store):
-            stores.append(store)
+        is_file = isinstance(store, LocalStore) and not Path(given).is_dir()
+        if not is_file and is_checkpoint(store):
+            found.checkpoints.append(store)
+        elif not is_file and folders(store):
+            found.directories.append(store)
+        elif isinstance(store, LocalStore):
+            found.files.append(Path(given))
         else:
             raise UsageError("there is no checkpoint to verify", where=given)
-    return stores, files
+    return found
+
+
+def _verify_checkpoint(
+    store: Store, *, deep: bool, sample: int | None, seed: int | None, threads: int | None, traceback: bool
+) -> list[ThinpointError]:
+    """Check the files of one checkpoint and print a line for it; all problems."""
+    import random
+
+    from thinpoint.cli.verify_files import Found, How, check_files
+    from thinpoint.dcp.folder import read_manifest
+    from thinpoint.errors import ThinpointError
+
+    chosen_seed = _seed(seed, sample)
+    found = Found()
+    try:
+        manifest = read_manifest(store)
+        how = How(deep=deep, sample=sample, choice=random.Random(chosen_seed), threads=threads)
+        check_files(store, manifest, found, how, shorten_middle(store.url, LABEL_WIDTH))
+        what = f"{size_text(manifest.num_bytes)}, {count_text(len(manifest.files), 'file')}"
+    except ThinpointError as error:
+        error.where = error.where or store.url
+        found.problems.append(error)
+        what = ""
+    if found.problems:
+        typer.echo(printable(f"BAD  {store.url}  {count_text(len(found.problems), 'problem')}"))
+        _print_problems(found.problems, label="     problem", traceback=traceback)
+    else:
+        typer.echo(
+            printable(
+                f"OK   {store.url}  {what}, {count_text(found.num_parts, 'part')}, {_how(deep, sample)}"
+            )
+        )
+    return found.problems
+
+
+def _seed(seed: int | None, sample: int | None) -> int:
+    """The seed of a choice of parts; printed before the work, so that a run that is interrupted can be repeated too."""
+    import random
+
+    chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
+    if sample is not None:
+        typer.echo(f"{count_text(sample, 'part')} of each checkpoint, --seed {chosen}")
+    return chosen
 
 
 def _verify_folder(
     store: Store, *, deep: bool, sample: int | None, seed: int | None, threads: int | None, traceback: bool
 ) -> list[ThinpointError]:
     """Check the checkpoints of a directory and print a table of them; all problems."""
-    import random
-
     from thinpoint.cli.verify_steps import verify_steps
 
-    chosen_seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-    if sample is not None:
-        # Before the work: a run that is interrupted can be repeated too.
-        typer.echo(f"{count_text(sample, 'part')} of each checkpoint, --seed {chosen_seed}")
+    chosen_seed = _seed(seed, sample)
     results = list(verify_steps(store, deep=deep, sample=sample, seed=chosen_seed, threads=threads))
     _print_steps(results)
     typer.echo()

@@ -9,8 +9,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -62,13 +64,17 @@ class BackgroundSave:
     Args:
         task: how to save.
         saving: what. Its turn has been taken in the name of `task`.
+        fallback: why it is no `OverlapSave`, if one was asked for.
     """
 
-    def __init__(self, task: SaveTask, saving: Saving) -> None:
+    mode = "async"
+
+    def __init__(self, task: SaveTask, saving: Saving, fallback: str | None = None) -> None:
         self.future = SaveFuture(self._stop)
         self.path = task.path
         self._task = task
         self._saving = saving
+        self._fallback = fallback
         self._stall_s = 0.0
         self._thread = threading.Thread(target=self._write, name="thinpoint-save", daemon=True)
 
@@ -95,7 +101,7 @@ class BackgroundSave:
                 self._saving.encode(workers)
             if self._saving.has_waited:
                 _log_waves(self._task.host_memory_bytes)
-            self._stall_s = time.perf_counter() - self._task.begin
+            self._stall_s = self._stalled_s()
             self.future.set_staged()
         except BaseException as error:
             self._saving.stop(error)
@@ -103,6 +109,10 @@ class BackgroundSave:
             if not isinstance(error, Exception):
                 self._thread.join()
                 raise
+
+    def _stalled_s(self) -> float:
+        """How long the caller was held up, now that the state may change."""
+        return time.perf_counter() - self._task.begin
 
     def finish(self, wait_s: float) -> bool:
         """Wait for its end, callbacks included, as long as it gets on at least every `wait_s` seconds; whether it came."""
@@ -122,7 +132,9 @@ class BackgroundSave:
         try:
             written = self._saving.write(self._task.target, self._task.num_threads)
             wait([self.future.staging_completion])
-            outcome = self._task.report(self._saving, written, stall_s=self._stall_s)
+            outcome = self._task.report(
+                self._saving, written, stall_s=self._stall_s, mode=self.mode, fallback=self._fallback
+            )
         except BaseException as error:  # noqa: BLE001
             outcome = error
             _log_failure(self.path, error)
@@ -140,14 +152,22 @@ class BackgroundSave:
         _turns.give(self._task)
 
 
-def save_in_background(task: SaveTask, obj: Any) -> SaveFuture:
+def save_in_background(
+    task: SaveTask, obj: Any, make: Callable[[SaveTask, Any], BackgroundSave] | None = None
+) -> SaveFuture:
     """Encode an object now, on this thread, and write it on another; returns when the object may change.
 
     Waits first for the end of the save before. Errors are in the future; what interrupts this thread is raised.
+
+    Args:
+        make: makes another kind of `BackgroundSave`, whose `encode` may return before.
     """
     _turns.take(task)
     try:
-        save = BackgroundSave(task, task.saving(obj, may_fill_budget=True))
+        if make is None:
+            save = BackgroundSave(task, task.saving(obj, may_fill_budget=True))
+        else:
+            save = make(task, obj)
         save.start()
     except Exception as error:  # noqa: BLE001
         _turns.give(task)
@@ -159,10 +179,10 @@ def save_in_background(task: SaveTask, obj: Any) -> SaveFuture:
     return save.future
 
 
-def save_at_once(task: SaveTask, obj: Any) -> SaveFuture:
-    """As `save_in_background`, with everything done on return."""
+def save_at_once(task: SaveTask, obj: Any, fallback: str | None = None) -> SaveFuture:
+    """As `save_in_background`, with everything done on return. fallback: see `SaveReport`."""
     try:
-        report = task.run(obj)
+        report = replace(task.run(obj), fallback=fallback)
     except Exception as error:  # noqa: BLE001
         return _failed(task.path, error)
     future = SaveFuture()

@@ -23,13 +23,17 @@ class SaveReport:
         backend: what coded the tensors: "cpu", "triton", "triton+cpu", ...
         codec: what was asked for.
         roles: for each role (raw bytes, stored bytes).
-        stall_seconds: from the call to its return, in which the caller's thread could do nothing else.
+        stall_seconds: from the call to its return, in which the caller's thread could do nothing else; with overlap also
+            the time for which the host held an optimizer's step back.
         stages: seconds of each: "flatten" the object, "encode" (with the copy to the host and the proof), "wait" of the
-            encoder for storage, "write", "commit". Encoding and writing overlap.
+            encoder for storage, "write", "commit". Encoding and writing overlap. With overlap also "copy" of what is not read
+            in place, "check" of what was, and "hold" of an optimizer's step.
         waves: how many times over the encoded bytes filled the memory that was set aside for them; 1 if they fitted. `save`
             sets aside a few batches of parts, `async_save` the whole budget.
         peak_host_bytes: the most host memory that was planned for encoded bytes at a time.
         host_memory_bytes: the budget: what could have been planned.
+        mode: what the caller waited for: "sync" the file, "async" encoding, "overlap" neither.
+        fallback: why it is not "overlap", if that was asked for.
     """
 
     path: str
@@ -45,6 +49,8 @@ class SaveReport:
     waves: int = 1
     peak_host_bytes: int = 0
     host_memory_bytes: int = 0
+    mode: str = "sync"
+    fallback: str | None = None
 
     @property
     def ratio(self) -> float:

@@ -13,6 +13,7 @@ from thinpoint.engine.report import SaveReport, bytes_of_roles, timed
 from thinpoint.engine.save import Saving, Written, run
 from thinpoint.engine.workers import Workers
 from thinpoint.state.flatten import flatten
+from thinpoint.state.leaves import FlatState
 from thinpoint.store.contract import Sink
 
 
@@ -50,17 +51,23 @@ class SaveTask:
         Raises:
             UnsupportedObjectError: something in the object cannot be stored.
         """
+        state, seconds = self.flat(obj)
+        return Saving(state, self.backends, **self.options(seconds, may_fill_budget=may_fill_budget))
+
+    def flat(self, obj: Any) -> tuple[FlatState, dict[str, float]]:
+        """The object taken apart, and the seconds that it took, as a stage. Raises: as `saving`."""
         seconds: dict[str, float] = {}
         with timed(seconds, "flatten"):
-            state = flatten(obj, allow_pickle=self.allow_pickle)
-        return Saving(
-            state,
-            self.backends,
-            host_bytes=self.host_memory_bytes,
-            may_fill_budget=may_fill_budget,
-            seconds=seconds,
-            progress=self.progress,
-        )
+            return flatten(obj, allow_pickle=self.allow_pickle), seconds
+
+    def options(self, seconds: dict[str, float], *, may_fill_budget: bool) -> dict[str, Any]:
+        """Of a `Saving`. seconds: of the stages before."""
+        return {
+            "host_bytes": self.host_memory_bytes,
+            "may_fill_budget": may_fill_budget,
+            "seconds": seconds,
+            "progress": self.progress,
+        }
 
     def run(self, obj: Any) -> SaveReport:
         """Save on this thread and a few of its own; blocks until the file is durable."""
@@ -68,11 +75,20 @@ class SaveTask:
             saving = self.saving(obj, may_fill_budget=False)
             return self.report(saving, run(saving, self.target, workers))
 
-    def report(self, saving: Saving, written: Written, *, stall_s: float | None = None) -> SaveReport:
+    def report(
+        self,
+        saving: Saving,
+        written: Written,
+        *,
+        stall_s: float | None = None,
+        mode: str = "sync",
+        fallback: str | None = None,
+    ) -> SaveReport:
         """The report of a save that is done now.
 
         Args:
             stall_s: how long the caller was held up; None: until now.
+            mode, fallback: see `SaveReport`.
         """
         seconds = time.perf_counter() - self.begin
         stored_bytes = sum(entry.stored_bytes for entry in written.entries)
@@ -90,4 +106,6 @@ class SaveTask:
             waves=max(2, -(-stored_bytes // saving.limit_bytes)) if saving.has_waited else 1,
             peak_host_bytes=saving.peak_bytes,
             host_memory_bytes=self.host_memory_bytes,
+            mode=mode,
+            fallback=fallback,
         )

@@ -34,6 +34,23 @@ def read_safetensors(source: Source) -> tuple[FlatState, str]:
         UnsupportedFeatureError: a dtype that torch does not have.
         StorageError: the source refused.
     """
+    tensors, header, data_start = read_header(source)
+    tree: list[Any] = []
+    records: list[dict[str, Any]] = []
+    storages: list[StorageSource] = []
+    for i, tensor in enumerate(tensors):
+        record = _record(tensor, i)
+        records.append(record)
+        storages.append(_storage(tensor, record, source, data_start))
+        tree += [tensor.name, {"tensor": i}]
+    return FlatState(tree={"dict": tree}, tensors=records, storages=storages), header
+
+
+def read_header(source: Source) -> tuple[list[HeaderTensor], str, int]:
+    """The tensors of a `.safetensors` file, the text of its header, and where its data begin.
+
+    Raises: as `read_safetensors`.
+    """
     first = source.read_at(0, min(LENGTH.size, source.size)).tobytes()
     size = header_bytes(first, source.size, source.name)
     raw = source.read_at(LENGTH.size, size).tobytes()
@@ -48,15 +65,7 @@ def read_safetensors(source: Source) -> tuple[FlatState, str]:
             expected=f"{expected:,} bytes",
             actual=f"{source.size:,}",
         )
-    tree: list[Any] = []
-    records: list[dict[str, Any]] = []
-    storages: list[StorageSource] = []
-    for i, tensor in enumerate(tensors):
-        record = _record(tensor, i)
-        records.append(record)
-        storages.append(_storage(tensor, record, source, data_start))
-        tree += [tensor.name, {"tensor": i}]
-    return FlatState(tree={"dict": tree}, tensors=records, storages=storages), raw.decode("utf-8")
+    return tensors, raw.decode("utf-8"), data_start
 
 
 def _record(tensor: HeaderTensor, index: int) -> dict[str, Any]:

@@ -184,13 +184,16 @@ def header_bytes(first: bytes, file_bytes: int, where: object) -> int:
     return int(size)
 
 
-def make_header(tensors: list[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+def make_header(
+    tensors: list[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str] | None = None
+) -> bytes:
     """A header with its length, padded to DATA_ALIGNMENT, for tensors whose data follow in this order.
 
     Args:
         tensors: name, torch's name of the dtype, shape, bytes. The dtype must be in NAMES.
+        metadata: what `__metadata__` is to hold.
     """
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {} if metadata is None else {METADATA_KEY: metadata}
     position = 0
     for name, dtype, shape, num_bytes in tensors:
         key = NAMES[dtype]

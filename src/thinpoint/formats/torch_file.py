@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import struct
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ _LOAD_ERRORS = (
     ImportError,
 )
 """What torch raises on a file that it cannot make sense of."""
+
+_loading = threading.RLock()
 
 
 @dataclass(kw_only=True)
@@ -135,33 +138,47 @@ def read_torch(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> T
             where=name,
             hint="Is it a checkpoint at all?",
         )
-    torch = import_torch()
     if kind == "zip":
         _check_zip(name)
     devices = Devices()
+    obj = load_stream(
+        name, name, map_location=devices.keep, allow_pickle=allow_pickle, mmap=True if kind == "zip" else None
+    )
+    return TorchFile(obj=obj, devices=devices, is_zip=kind == "zip")
+
+
+def load_stream(
+    stream: Any, where: str, *, map_location: Any, allow_pickle: bool = False, mmap: bool | None = None
+) -> Any:
+    """The object that `torch.save` wrote to a path or a seekable binary stream, arrays of NumPy included.
+
+    Args:
+        where: what messages call it.
+        map_location, mmap: as for `torch.load`.
+        allow_pickle: as for `read_torch`.
+
+    Raises: as `read_torch`.
+    """
+    torch = import_torch()
     try:
-        with stand_ins():
-            obj = torch.load(
-                name,
-                map_location=devices.keep,
-                weights_only=not allow_pickle,
-                mmap=True if kind == "zip" else None,
-            )
-        return TorchFile(obj=resolve(obj), devices=devices, is_zip=kind == "zip")
+        # Only one at a time: the stand-ins are in a list that belongs to torch.
+        with _loading, stand_ins():
+            obj = torch.load(stream, map_location=map_location, weights_only=not allow_pickle, mmap=mmap)
+        return resolve(obj)
     except pickle.UnpicklingError as error:
-        raise _unpickling_error(error, name, allow_pickle) from error
+        raise _unpickling_error(error, where, allow_pickle) from error
     except ImportError as error:
         raise UnsupportedError(
             f"the file needs a module that cannot be imported: {error}",
-            where=name,
+            where=where,
             hint="Install it, then try again",
         ) from error
     except RecursionError as error:
-        raise UnsupportedError("the object is nested too deeply", where=name) from error
+        raise UnsupportedError("the object is nested too deeply", where=where) from error
     except _LOAD_ERRORS as error:
         text = str(error).splitlines()
         raise MalformedFileError(
-            f"torch cannot read the file ({type(error).__name__}: {text[0] if text else ''})", where=name
+            f"torch cannot read the file ({type(error).__name__}: {text[0] if text else ''})", where=where
         ) from error
     finally:
         _forget_map_location(torch)

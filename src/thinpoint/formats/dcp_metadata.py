@@ -1,0 +1,309 @@
+"""The `.metadata` of a PyTorch DCP folder, a pickle, read without running anything of it.
+
+The unpickler here knows the names of PyTorch's classes and gives stand-ins for them that can do nothing; any other name ends
+it. It is Python's own slow one: the fast one allocates what a pickle of a few bytes asks for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thinpoint.errors import MalformedFileError, UnsafeObjectError, UnsupportedError
+from thinpoint.file.dtypes import ITEM_BYTES
+from thinpoint.folder.coverage import check_coverage
+from thinpoint.state.tree import MAX_NESTING, Path
+
+MAX_METADATA_BYTES = 1 << 30
+MAX_DIMS = 64
+MAX_CHUNKS = 1 << 16
+"""Of one tensor."""
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_RECORDS = {
+    f"{_METADATA}.{name}"
+    for name in (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+    )
+} | {"torch.distributed.checkpoint.filesystem._StorageInfo"}
+_IGNORED = {
+    f"{_METADATA}._MEM_FORMAT_ENCODING",
+    "torch.serialization._get_layout",
+    *(f"pathlib.{name}" for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
+    *(f"pathlib._local.{name}" for name in ("PosixPath", "WindowsPath")),
+}
+"""What stands in fields that nobody needs."""
+
+_ERRORS = (
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    AssertionError,
+    ImportError,
+    RecursionError,
+    struct.error,
+)
+"""What Python's unpickler raises on bytes that are no pickle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredItem:
+    """Where something lies.
+
+    Attributes:
+        file: name in the folder.
+        offset, length: bytes.
+        transforms: what the bytes went through, as DCP names it: "stream.zstd/1".
+    """
+
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """A rectangle of a tensor. `offsets` in the whole tensor, `sizes` of the chunk."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    item: StoredItem
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor as the folder holds it. `dtype` is torch's name without `torch.`; the chunks cover it, without overlap."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[StoredChunk, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcpMetadata:
+    """What a DCP folder holds, by name.
+
+    Attributes:
+        entries: tensors, and where the bytes of everything else are; in the order of the file.
+        paths: for each name the keys that led to it in the state; names without one were not nested.
+    """
+
+    entries: dict[str, StoredTensor | StoredItem]
+    paths: dict[str, Path]
+
+
+def parse_metadata(raw: bytes, where: object) -> DcpMetadata:
+    """What untrusted bytes of a `.metadata` file say.
+
+    Raises:
+        UnsafeObjectError: the pickle names something that does not belong there. Nothing of it was run.
+        MalformedFileError, LimitExceededError: no pickle of that form, or its values contradict each other.
+        UnsupportedError: it names something of a newer PyTorch.
+    """
+    try:
+        root = _unpickler(raw, where).load()
+    except _ERRORS as error:
+        raise MalformedFileError(
+            f"the metadata cannot be unpickled ({type(error).__name__}: {str(error)[:200]})", where=where
+        ) from error
+    return _Checked(where).metadata(root)
+
+
+class _Record:
+    """Stands for an instance of one of PyTorch's classes: its fields, and nothing else."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self.fields: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields = state
+
+
+class _Dtype:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _unpickler(raw: bytes, where: object) -> Any:
+    # New classes for every file: a pickle may set attributes of a class that it has named.
+    made: dict[str, Any] = {name: type("Record", (_Record,), {"name": name}) for name in _RECORDS}
+    made |= {name: _ignore() for name in _IGNORED}
+    made |= {"torch.Size": _size(), "collections.OrderedDict": type("Ordered", (OrderedDict,), {})}
+    base: Any = pickle._Unpickler  # type: ignore[attr-defined]
+
+    class Unpickler(base):  # type: ignore[misc]
+        # Of bytearrays it allocates what the pickle says, before it looks how much is there.
+        dispatch = {key: load for key, load in base.dispatch.items() if key != pickle.BYTEARRAY8[0]}
+
+        def find_class(self, module: str, name: str) -> Any:
+            full = f"{module}.{name}"
+            if full in made:
+                return made[full]
+            if module == "torch" and name in ITEM_BYTES:
+                return _Dtype(name)
+            if module == _METADATA or full.startswith("torch.distributed.checkpoint."):
+                raise UnsupportedError(
+                    f"the metadata name {full[:200]!a}, which this version does not know",
+                    where=where,
+                    hint="Install a newer thinpoint",
+                )
+            raise UnsafeObjectError(
+                f"the pickle names {full[:200]!a}, which has no place in the metadata of a checkpoint",
+                where=where,
+                hint="Do not load this folder with torch either",
+            )
+
+        def persistent_load(self, pid: Any) -> Any:
+            raise pickle.UnpicklingError("a persistent id")
+
+    return Unpickler(io.BytesIO(raw))
+
+
+def _ignore() -> Any:
+    def nothing(*arguments: Any) -> None:
+        return None
+
+    return nothing
+
+
+def _size() -> Any:
+    def size(values: Any = ()) -> tuple[Any, ...]:
+        return tuple(values) if type(values) in (tuple, list) else ()
+
+    return size
+
+
+class _Checked:
+    """Values of an untrusted pickle as our own, each checked."""
+
+    def __init__(self, where: object) -> None:
+        self._where = where
+
+    def metadata(self, root: Any) -> DcpMetadata:
+        fields = self._fields(root, "Metadata")
+        infos = self._dict(fields.get("storage_data"), "storage_data")
+        items = {self._index(index): self._item(info) for index, info in infos.items()}
+        entries: dict[str, StoredTensor | StoredItem] = {}
+        for name, entry in self._dict(fields.get("state_dict_metadata"), "state_dict_metadata").items():
+            if type(name) is not str:
+                raise self._error("a name that is no text")
+            if isinstance(entry, _Record) and entry.name.endswith(".BytesStorageMetadata"):
+                if (name, None) not in items:
+                    raise self._error("an object whose place is not known", name)
+                entries[name] = items[name, None]
+            else:
+                entries[name] = self._tensor(name, entry, items)
+        return DcpMetadata(entries=entries, paths=self._paths(fields.get("planner_data"), entries))
+
+    def _tensor(self, name: str, entry: Any, items: dict[Any, StoredItem]) -> StoredTensor:
+        fields = self._fields(entry, "TensorStorageMetadata")
+        properties = fields.get("properties")
+        state = properties.fields if isinstance(properties, _Record) else None
+        dtype = state[0] if isinstance(state, tuple) and state else None
+        if not isinstance(dtype, _Dtype):
+            raise self._error("a tensor without a dtype", name)
+        shape = self._sizes(fields.get("size"), name)
+        chunks = []
+        found = fields.get("chunks")
+        if type(found) is not list or len(found) > MAX_CHUNKS:
+            raise self._error(f"a tensor without a list of at most {MAX_CHUNKS:,} chunks", name)
+        for chunk in found:
+            part = self._fields(chunk, "ChunkStorageMetadata")
+            offsets, sizes = self._sizes(part.get("offsets"), name), self._sizes(part.get("sizes"), name)
+            if len(offsets) != len(shape) or len(sizes) != len(shape):
+                raise self._error("a chunk with another number of dimensions than its tensor", name)
+            if math.prod(sizes):
+                item = items.get((name, offsets)) or items.get((name, None))
+                if item is None:
+                    raise self._error("a chunk whose place is not known", name)
+                chunks.append(StoredChunk(offsets=offsets, sizes=sizes, item=item))
+        rows = [(chunk.offsets, chunk.sizes) for chunk in chunks]
+        table = np.array(rows, np.int64).reshape(len(rows), 2, len(shape))
+        reason = check_coverage(shape, table[:, 0], table[:, 1])
+        if reason is not None:
+            raise MalformedFileError(f"the metadata: {reason}", where=self._where, tensor=name)
+        return StoredTensor(dtype=dtype.name, shape=shape, chunks=tuple(chunks))
+
+    def _paths(self, found: Any, entries: dict[str, Any]) -> dict[str, Path]:
+        """The planner's keys. What is not of their form was written by another planner and is left aside."""
+        paths: dict[str, Path] = {}
+        for name, path in found.items() if isinstance(found, dict) else ():
+            if (
+                name in entries
+                and type(path) is tuple
+                and 0 < len(path) <= MAX_NESTING
+                and all(type(key) in (str, int) for key in path)
+            ):
+                paths[name] = path
+        return paths
+
+    def _index(self, index: Any) -> tuple[str, tuple[int, ...] | None]:
+        fields = self._fields(index, "MetadataIndex")
+        name, offset = fields.get("fqn"), fields.get("offset")
+        if type(name) is not str:
+            raise self._error("a name that is no text")
+        return name, None if offset is None else self._sizes(offset, name)
+
+    def _item(self, info: Any) -> StoredItem:
+        if isinstance(info, _Record) and info.name.endswith("._StorageInfo"):
+            fields = self._fields(info, "_StorageInfo")
+        else:
+            raise UnsupportedError(
+                "the folder was not written by PyTorch's FileSystemWriter",
+                where=self._where,
+                hint="Convert a folder of thinpoint by its manifest.json, others with the library that wrote them",
+            )
+        file, transforms = fields.get("relative_path"), fields.get("transform_descriptors", ())
+        offset, length = fields.get("offset"), fields.get("length")
+        if type(file) is not str or type(transforms) not in (tuple, list):
+            raise self._error("a place without a file")
+        if not all(type(text) is str for text in transforms):
+            raise self._error("a transform that is no text")
+        if not (_is_count(offset) and _is_count(length)):
+            raise self._error("a place that is no range")
+        assert offset is not None and length is not None
+        return StoredItem(file=file, offset=offset, length=length, transforms=tuple(transforms))
+
+    def _sizes(self, value: Any, name: str) -> tuple[int, ...]:
+        if type(value) is not tuple or len(value) > MAX_DIMS or not all(map(_is_count, value)):
+            raise self._error("a shape that is none", name)
+        return value
+
+    def _fields(self, record: Any, name: str) -> dict[str, Any]:
+        if not isinstance(record, _Record) or not record.name.endswith(f".{name}"):
+            raise self._error(f"no {name} where one should be")
+        return self._dict(record.fields, name)
+
+    def _dict(self, value: Any, what: str) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise self._error(f"{what} that is no dict")
+        return value
+
+    def _error(self, what: str, tensor: str | None = None) -> MalformedFileError:
+        return MalformedFileError(f"the metadata hold {what}", where=self._where, tensor=tensor)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
