@@ -25,9 +25,9 @@ from rich.table import Table
 
 import thinpoint
 from thinpoint.advisor.measure import synthetic_state
-from thinpoint.advisor.pace import Rates, save_times
 from thinpoint.advisor.sample import sample_checkpoint
 from thinpoint.codec.plan import PART_BYTES
+from thinpoint.pace import Rates, save_times
 
 State = dict[str, torch.Tensor]
 

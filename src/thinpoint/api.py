@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from thinpoint.engine.auto import auto, place_of
 from thinpoint.engine.backends import choose_backends
 from thinpoint.engine.background import save_at_once, save_in_background
 from thinpoint.engine.budget import host_memory_bytes
@@ -68,7 +69,9 @@ def save(
         path: str, PathLike, a URL of a store (`docs/storage.md`), or a binary file object open for writing (which is then the
             caller's to flush and close). Or what `Store.sink` gives.
         codec: "thin", "zstd" (standard Zstandard frames) or "raw". "nvcomp-zstd" and "nvcomp-ans" code tensors on a GPU with
-            NVIDIA's library, and all others with "zstd" and "thin". The environment variable THINPOINT_CODEC overrides it.
+            NVIDIA's library, and all others with "zstd" and "thin". "auto" is "thin", or "raw" where earlier saves to the same
+            disk or store show that compressing makes training wait longer; the log says so once. The environment variable
+            THINPOINT_CODEC overrides it.
         backend: "auto" codes tensors on a GPU there if Triton works, everything else on the CPU. "triton" does so or fails,
             "cpu" (Numba) and "reference" (NumPy, slow) code everything on the CPU, as the codecs "zstd" and "raw" always
             do. All write the same bytes. The environment variable THINPOINT_BACKEND replaces "auto".
@@ -88,7 +91,7 @@ def save(
         UsageError: an option is not valid.
     """
     task = _save_task(
-        path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
+        "sync", path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
     )
     return task.run(obj)
 
@@ -137,7 +140,7 @@ def async_save(
     if optimizers is not None and not overlap:
         raise UsageError("optimizers= is for overlap=True")
     task = _save_task(
-        path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
+        "async", path, codec, backend, prove, allow_pickle, overwrite, num_threads, host_memory, progress
     )
     if os.environ.get("THINPOINT_DISABLE_ASYNC") == "1":
         return save_at_once(task, obj, "THINPOINT_DISABLE_ASYNC=1" if overlap else None)
@@ -282,6 +285,7 @@ def verify(
 
 
 def _save_task(
+    mode: str,
     path: Any,
     codec: str,
     backend: str,
@@ -294,6 +298,9 @@ def _save_task(
 ) -> SaveTask:
     begin = time.perf_counter()
     codec = os.environ.get("THINPOINT_CODEC") or codec
+    auto_place = place_of(path) if codec == "auto" else None
+    if auto_place is not None:
+        codec = auto.choose(auto_place, mode=mode)
     return SaveTask(
         begin=begin,
         target=_sink_for(path, overwrite),
@@ -304,6 +311,7 @@ def _save_task(
         num_threads=checked_threads(num_threads),
         allow_pickle=allow_pickle,
         progress=progress,
+        auto_place=auto_place,
     )
 
 

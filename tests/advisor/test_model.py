@@ -23,7 +23,7 @@ from thinpoint.advisor.codecs import NONE
 from thinpoint.advisor.costs import at_storage_rate, times_of
 from thinpoint.advisor.inputs import MODES
 from thinpoint.advisor.interval import best_interval_s, daly_s, young_s
-from thinpoint.advisor.pace import Rates, choose_codec, measured_rates, save_times
+from thinpoint.pace import Rates, choose_codec, measured_rates, save_times
 
 RATES = Rates(encode=10.0, link=20.0, storage=2.0)
 
@@ -216,7 +216,7 @@ NOTES = {
     "FP8 values hold little": Case(model=Model(moments="fp8")),
     "nothing is known about fp4": Case(model=Model(weights="fp4")),
     "in the background already": Case(saves=Saves(mode="async")),
-    "no mode that overlaps": Case(saves=Saves(mode="overlap")),
+    "Overlap hides the copy": Case(saves=Saves(mode="overlap")),
     "object storage": Case(),
     "Activation checkpointing": Case(),
     "takes as long as the interval": Case(storage=Storage(gb_per_s=0.1)),

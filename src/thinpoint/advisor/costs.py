@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from thinpoint.advisor.codecs import Codec
 from thinpoint.advisor.inputs import HOURS_PER_MONTH, Case
 from thinpoint.advisor.interval import best_interval_s
-from thinpoint.advisor.pace import Rates, SaveTimes, restore_time, save_times
+from thinpoint.pace import Rates, SaveTimes, restore_time, save_times
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,22 +207,22 @@ def _repeated(once: Callable[[], float], deadline: float) -> float:
 
 
 def _codec_rate(state: dict[str, torch.Tensor], codec: str, deadline: float) -> CodecRate:
-    import thinpoint
+    from thinpoint.api import load, save
 
     raw_bytes = sum(tensor.nbytes for tensor in state.values())
 
     def encode() -> float:
-        report = thinpoint.save(state, _Counter(), codec=codec)
+        report = save(state, _Counter(), codec=codec)
         return raw_bytes / report.stages["encode"] / 1e9
 
     encode_rate = _repeated(encode, deadline)
     file = io.BytesIO()
-    thinpoint.save(state, file, codec=codec)
+    save(state, file, codec=codec)
 
     def decode() -> float:
         file.seek(0)
         begin = time.perf_counter()
-        loaded = thinpoint.load(file)
+        loaded = load(file)
         _wait_for_device(loaded)
         return raw_bytes / (time.perf_counter() - begin) / 1e9
 
@@ -255,7 +255,7 @@ def _link_rate(num_bytes: int, device: torch.device, deadline: float) -> float:
 
 def _storage_rates(folder: str, state: dict[str, torch.Tensor], deadline: float) -> tuple[float, float]:
     """GB/s of durable writes and of reads after the page cache was dropped, where the system lets us."""
-    import thinpoint
+    from thinpoint.api import save
     from thinpoint.store import open_store
 
     store = open_store(folder)
@@ -265,7 +265,7 @@ def _storage_rates(folder: str, state: dict[str, torch.Tensor], deadline: float)
 
     def write() -> float:
         begin = time.perf_counter()
-        report = thinpoint.save(host, store.sink(name, overwrite=True), codec="raw")
+        report = save(host, store.sink(name, overwrite=True), codec="raw")
         return report.file_bytes / (time.perf_counter() - begin) / 1e9
 
     try:

@@ -128,7 +128,10 @@ def _about_mode(case: Case) -> Iterator[str]:
             f"{size(now.stored_bytes / case.cluster.num_writing_nodes)} a node without one."
         )
     if case.saves.mode == "overlap":
-        yield "thinpoint itself saves synchronously or asynchronously; it has no mode that overlaps the copy yet."
+        yield (
+            "Overlap hides the copy of parameters and the state of torch optimizers; all else is copied before the call returns, "
+            "and where that is not safe all is (docs/overlap.md)."
+        )
     if now.best_interval_min > 2 * case.saves.interval_min:
         yield (
             f"With a failure every {hours(case.cluster.hours_between_failures)}, a save every "

@@ -183,8 +183,8 @@ def _environment() -> dict[str, dict[str, str | None]]:
     threads = os.environ.get("THINPOINT_THREADS")
     backend = os.environ.get("THINPOINT_BACKEND")
     codec_problem = threads_problem = backend_problem = None
-    if codec and codec not in HOST_CODECS:
-        codec_problem = f"expected {' or '.join(HOST_CODECS)}"
+    if codec and codec not in (*HOST_CODECS, "auto"):
+        codec_problem = f"expected {' or '.join(HOST_CODECS)} or auto"
     if backend and backend not in NAMES:
         backend_problem = f"expected {' or '.join(NAMES)}"
     try:

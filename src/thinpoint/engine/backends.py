@@ -89,6 +89,8 @@ def choose_backends(name: str = "auto", *, codec: str = "thin", prove: bool | No
     if name == "auto":
         name = os.environ.get("THINPOINT_BACKEND") or name
     if codec not in HOST_CODECS:
+        if codec == "auto":
+            raise UsageError("codec 'auto' is not offered here", expected=" or ".join(HOST_CODECS))
         raise UsageError(f"unknown codec {codec!r}", expected=" or ".join(HOST_CODECS))
     if name not in NAMES:
         raise UsageError(f"unknown backend {name!r}", expected=" or ".join(NAMES))

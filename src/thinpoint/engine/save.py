@@ -148,7 +148,7 @@ class Saving:
         """
         with self._stopping_on_error(), self._timed_commit(target) as sink, Workers(num_threads) as workers:
             write_all = partial(sink.write_all, map=self._flow.unless_stopped(workers.copy_map))
-            behind = _Behind(write_all, workers, self._got_on)
+            behind = _Behind(write_all, workers, self._got_on, self.seconds)
             writer = FileWriter(sink, behind.write_all)
             entries: list[PartEntry] = []
 
@@ -203,12 +203,18 @@ class _Behind:
         write_all: writes buffers in order.
         workers: theirs is the thread.
         got_on: called whenever something has been written.
+        seconds: of each stage; "storage" is added to.
     """
 
     def __init__(
-        self, write_all: Callable[[list[Any]], None], workers: Workers, got_on: Callable[[], None]
+        self,
+        write_all: Callable[[list[Any]], None],
+        workers: Workers,
+        got_on: Callable[[], None],
+        seconds: dict[str, float],
     ) -> None:
         self._write_all, self._workers, self._got_on = write_all, workers, got_on
+        self._seconds = seconds
         self._writing: Future[None] | None = None
 
     def write_all(self, buffers: list[Any]) -> None:
@@ -223,7 +229,8 @@ class _Behind:
             writing.result()
 
     def _write(self, buffers: list[Any]) -> None:
-        self._write_all(buffers)
+        with timed(self._seconds, "storage"):
+            self._write_all(buffers)
         self._got_on()
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from thinpoint.engine.auto import auto
 from thinpoint.engine.backends import Backends
 from thinpoint.engine.encode import Progress
 from thinpoint.engine.report import SaveReport, bytes_of_roles, timed
@@ -25,7 +26,8 @@ class SaveTask:
         begin: when it was asked for, as `time.perf_counter` counts.
         target: gives the sink and commits the file.
         path: what the report calls the file if the sink has no name.
-        codec: what was asked for.
+        codec: what codes: what was asked for, or was chosen.
+        auto_place: where it goes, if the codec was chosen by earlier saves (`engine.auto`), which this one is to teach.
         backends: what codes.
         host_memory_bytes: the budget for encoded bytes.
         num_threads: threads that compute, and threads that write.
@@ -41,6 +43,7 @@ class SaveTask:
     num_threads: int
     allow_pickle: bool
     progress: Progress | None
+    auto_place: str | None = None
 
     def saving(self, obj: Any, *, may_fill_budget: bool) -> Saving:
         """The save of an object, which must not change until it is encoded.
@@ -92,7 +95,7 @@ class SaveTask:
         """
         seconds = time.perf_counter() - self.begin
         stored_bytes = sum(entry.stored_bytes for entry in written.entries)
-        return SaveReport(
+        report = SaveReport(
             path=self.path if written.name is None else written.name,
             file_id=f"{written.summary.file_id:016x}",
             file_bytes=written.summary.file_bytes,
@@ -109,3 +112,6 @@ class SaveTask:
             mode=mode,
             fallback=fallback,
         )
+        if self.auto_place is not None:
+            auto.learn(self.auto_place, report)
+        return report

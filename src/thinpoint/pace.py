@@ -74,7 +74,7 @@ def save_times(
 
     Source: the published case counts stored/storage alone (coding is free). A commentator's counter-case, 782 GiB at
     20 GB/s with a codec of 16 GB/s, goes from 39 to 49 s: that is the slowest stage, 782/16. The modes are those of
-    docs/saving.md.
+    docs/saving.md and docs/overlap.md.
 
     Args:
         mode: "sync", "async" or "overlap".
@@ -169,19 +169,21 @@ def choose_codec(
         raw_bytes: of the state to be saved.
         ratio: raw over stored bytes of the last save that coded.
         rates: as `measured_rates` gives.
-        mode, interval_s: as for `save_times`.
+        mode, interval_s: as for `save_times`. Without a rate of the link raw bytes would be staged in no time: then they count
+            as if they were waited for until they are written.
         now: what the last save did; a change needs a wait that is 5 % shorter.
     """
     thin = save_times(raw_bytes, raw_bytes / ratio, rates, mode=mode, interval_s=interval_s)
     raw_rates = Rates(encode=math.inf, link=rates.link, storage=rates.storage)
     raw = save_times(raw_bytes, raw_bytes, raw_rates, mode=mode, interval_s=interval_s)
+    raw_s = raw.durable_s if math.isinf(rates.link) else raw.wait_s
     if now == "raw":
-        codec = "thin" if thin.wait_s < raw.wait_s * (1 - _MARGIN) else "raw"
+        codec = "thin" if thin.wait_s < raw_s * (1 - _MARGIN) else "raw"
     else:
-        codec = "raw" if raw.wait_s < thin.wait_s * (1 - _MARGIN) else "thin"
+        codec = "raw" if raw_s < thin.wait_s * (1 - _MARGIN) else "thin"
     verb = "stored raw" if codec == "raw" else "compressed"
     reason = (
         f"{verb}: a save of {raw_bytes / 1e9:.3g} GB would wait {thin.wait_s:.3g} s compressed ({ratio:.3f}x, coded at "
-        f"{rates.encode / 1e9:.3g} GB/s), {raw.wait_s:.3g} s raw (storage {rates.storage / 1e9:.3g} GB/s)"
+        f"{rates.encode / 1e9:.3g} GB/s), {raw_s:.3g} s raw (storage {rates.storage / 1e9:.3g} GB/s)"
     )
-    return Choice(codec=codec, reason=reason, thin_s=thin.wait_s, raw_s=raw.wait_s)
+    return Choice(codec=codec, reason=reason, thin_s=thin.wait_s, raw_s=raw_s)

@@ -1,0 +1,120 @@
+"""Storage of a given rate: bytes in memory that take their time to be read."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+_SPIN_S = 2e-4
+"""A sleep ends so much too late that shorter waits are waited out."""
+
+
+class Throttle:
+    """Lets callers pass as if one pipe moved their bytes one after another. May be shared between threads.
+
+    Args:
+        bytes_per_s: its rate.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def move(self, num_bytes: int) -> None:
+        """Waits until the pipe has moved so many bytes."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.perf_counter()) + num_bytes / self.bytes_per_s
+            done = self._free_at
+        while (left := done - time.perf_counter()) > 0:
+            time.sleep(left - _SPIN_S if left > _SPIN_S else 0)
+
+
+class ThrottledSource:
+    """See `thinpoint.store.contract.Source`: uint8 in memory, read at a rate."""
+
+    name = "memory"
+
+    def __init__(self, data: np.ndarray, throttle: Throttle) -> None:
+        self._data, self._throttle = data, throttle
+
+    @property
+    def size(self) -> int:
+        return self._data.size
+
+    def read_at(self, offset: int, size: int) -> np.ndarray:
+        out = np.empty(size, np.uint8)
+        self.read_into(offset, out)
+        return out
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        target = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
+        target = target.reshape(-1).view(np.uint8)
+        target[...] = self._data[offset : offset + target.size]
+        self._throttle.move(target.size)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class ThrottledFile(io.RawIOBase):
+    """The same as a file object, for `torch.load`."""
+
+    def __init__(self, data: np.ndarray, throttle: Throttle) -> None:
+        self._view, self._throttle = data.data, throttle
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        found = self._view[self._position : self._position + len(target)]
+        target[: len(found)] = found
+        self._position += len(found)
+        self._throttle.move(len(found))
+        return len(found)
+
+
+class MemorySink(io.RawIOBase):
+    """A file object that keeps what is written to it, or only counts it.
+
+    Args:
+        keep: whether to keep it.
+
+    Attributes:
+        num_bytes: written so far.
+    """
+
+    def __init__(self, *, keep: bool) -> None:
+        self._kept: list[bytes] | None = [] if keep else None
+        self.num_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._kept is not None:
+            self._kept.append(bytes(view))
+        self.num_bytes += view.nbytes
+        return view.nbytes
+
+    def data(self) -> np.ndarray:
+        """What was written: uint8, flat."""
+        return np.frombuffer(b"".join(self._kept or []), np.uint8)
