@@ -180,7 +180,7 @@ def measure(saver: Saver, state: Any, place: Place, device: torch.device) -> Row
         for i_round in range(place.num_rounds + 1):
             if i_round and time.perf_counter() - begin > place.max_case_s:
                 break
-            _remove(path)
+            remove(path)
             memory.start()
             save_s.append(timed(lambda: saver.save(state, path), device).wall)
             save_peaks.append(memory.stop())
@@ -197,7 +197,7 @@ def measure(saver: Saver, state: Any, place: Place, device: torch.device) -> Row
                 return {"error": "not exact: bits came back changed"}
             del loaded, like
     finally:
-        _remove(path)
+        remove(path)
         release(device)
     # The first round makes the memory that the others use again; it counts only where there is no other.
     save_s, load_s = save_s[1:] or save_s, load_s[1:] or load_s
@@ -294,7 +294,8 @@ def _drop_cache(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A file or folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -24,8 +24,8 @@ import torch.distributed.checkpoint as dcp
 from bench.gpu.end_to_end import bytes_on_disk, same, tensors_of
 from bench.gpu.fsdp import ShardedTrainer, blank, local, map_state, whole
 from bench.gpu.measure import PeakMemory, release, synchronize
+from bench.gpu.stock_stager import SharedStager
 from bench.results import spread
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 STEPS_BETWEEN = 3
 """Steps of training before each save, and while one is written in the background."""
@@ -102,14 +102,7 @@ def _stock_zstd(device: torch.device) -> Case:
 
 
 def _stock_background(device: torch.device) -> Case:
-    on_gpu = device.type == "cuda"
-    options = StagingOptions(
-        use_pinned_memory=on_gpu,
-        use_shared_memory=False,
-        use_async_staging=False,
-        use_non_blocking_copy=on_gpu,
-    )
-    return _stock(stager=DefaultStager(options))
+    return _stock(stager=SharedStager(device))
 
 
 def _thin(device: torch.device, background: bool = False) -> Case:

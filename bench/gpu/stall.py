@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.end_to_end import blank_copy, bytes_on_disk, same, tensors_of
+from bench.gpu.end_to_end import blank_copy, bytes_on_disk, remove, same, tensors_of
 from bench.gpu.measure import release, synchronize
 from bench.gpu.record import attempt
 from bench.gpu.training import Trainer
@@ -98,21 +98,13 @@ def dcp_save() -> Case:
 def dcp_async_save(device: torch.device) -> Case:
     """torch.distributed.checkpoint.async_save, staged in page-locked memory that all saves share."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from bench.gpu.stock_stager import SharedStager
 
-    on_gpu = device.type == "cuda"
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=on_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=on_gpu,
-        )
-    )
+    stager = SharedStager(device)
 
     def save(state: Any, path: Path) -> Wait:
         future = dcp.async_save(
-            _plain(state),
+            state,
             storage_writer=dcp.FileSystemWriter(path, thread_count=8),
             async_stager=stager,
             no_dist=True,
@@ -123,14 +115,9 @@ def dcp_async_save(device: torch.device) -> Case:
         name="dcp.async_save, pinned staging, 8 threads",
         save=save,
         load=_dcp_load,
-        close=stager.close,
+        close=stager.end,
         is_async=True,
     )
-
-
-def _plain(value: Any) -> Any:
-    """The same with plain dicts: the stager of torch 2.11 cannot copy others."""
-    return {key: _plain(child) for key, child in value.items()} if isinstance(value, dict) else value
 
 
 def _dcp_load(path: Path, like: Any) -> Any:
@@ -179,6 +166,7 @@ def measure(trainer: Trainer, entrant: Case, folder: Path, num_saves: int) -> Ro
                 loaded = entrant.load(path, blank_copy(state))
                 if not same(before, tensors_of(loaded)):
                     return {"error": "not exact: bits came back changed"}
+            remove(path)
     finally:
         entrant.close()
         release(device)

@@ -100,7 +100,7 @@ def test_the_report_says_how_long_the_caller_was_held_up(tmp_path: Path) -> None
     report = thinpoint.async_save(state, tmp_path / "s.thin", host_memory=1 << 30).result(60)
     assert report.path == str(tmp_path / "s.thin")
     assert report.file_bytes == (tmp_path / "s.thin").stat().st_size
-    assert set(report.stages) == {"flatten", "wait", "encode", "write", "commit"}
+    assert set(report.stages) == {"flatten", "wait", "encode", "write", "storage", "commit"}
     assert 0 < report.stall_seconds <= report.seconds
     assert report.stages["flatten"] + report.stages["encode"] <= report.stall_seconds
     assert report.host_memory_bytes == 1 << 30

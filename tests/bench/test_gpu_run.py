@@ -135,16 +135,16 @@ def test_the_codec_is_measured_and_exact(dense: states.State) -> None:
         assert row["uncoded_bytes"] == 0
 
 
-def test_waves_in_flight_are_at_most_what_was_asked_for() -> None:
+def test_batches_are_at_most_what_was_asked_for_or_one_item() -> None:
     items = [
         EncodeItem(words=torch.zeros(size, dtype=torch.uint8), word_bytes=4, spec=PartSpec(dtype="float32"))
         for size in (400, 300, 200, 500, 100)
     ]
 
-    def sizes(in_flight: int) -> tuple[list[int], bool]:
-        waves, ahead = codec.waves_of(items, in_flight)
-        return [sum(item.words.numel() for item in wave) for wave in waves], ahead
+    def sizes(in_flight: int) -> list[int]:
+        batches = codec.batches_of(items, in_flight)
+        return [sum(item.words.numel() for item in batch) for batch in batches]
 
-    assert sizes(2000) == ([1500], False)
-    assert sizes(1000) == ([400, 500, 500, 100], True)
-    assert sizes(700) == ([700, 700, 100], False)
+    assert sizes(2000) == [1500]
+    assert sizes(700) == [700, 700, 100]
+    assert sizes(300) == [400, 300, 200, 500, 100]

@@ -282,8 +282,8 @@ class Encoder:
     def _zstd_is_better(self, item: EncodeItem, bits: int) -> bool:
         """Whether a sample says that zstd takes clearly fewer than `bits`; `codec.backend` decides likewise."""
         num_bytes = item.words.numel()
-        pieces = [item.words[start:end].cpu().numpy() for start, end in zstd.sample_ranges(num_bytes)]
-        return zstd.bits_from_sample(np.concatenate(pieces), num_bytes) * 100 < bits * ZSTD_GAIN_PERCENT
+        sample = torch.cat([item.words[start:end] for start, end in zstd.sample_ranges(num_bytes)])
+        return zstd.bits_from_sample(sample.cpu().numpy(), num_bytes) * 100 < bits * ZSTD_GAIN_PERCENT
 
 
 def _prefix_bytes(parts: np.ndarray, masks: np.ndarray) -> np.ndarray:

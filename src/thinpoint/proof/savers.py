@@ -78,7 +78,17 @@ def dcp_async_save(device: torch.device) -> Saver:
     except ImportError as error:
         return Saver(name=name, begin=_nothing, unavailable=str(error))
     on_gpu = device.type == "cuda"
-    stager = DefaultStager(
+
+    class SharedStager(DefaultStager):
+        """Keeps its memory from save to save: torch 2.11 closes the stager that it is given after each."""
+
+        def close(self) -> None:
+            """Nothing yet."""
+
+        def end(self) -> None:
+            super().close()
+
+    stager = SharedStager(
         StagingOptions(
             use_pinned_memory=on_gpu,
             use_shared_memory=False,
@@ -96,4 +106,4 @@ def dcp_async_save(device: torch.device) -> Saver:
         )
         return getattr(future, "upload_completion", future)
 
-    return Saver(name=name, begin=begin, close=stager.close)
+    return Saver(name=name, begin=begin, close=stager.end)
