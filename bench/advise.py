@@ -39,7 +39,7 @@ BATCH_BYTES = 2 * PART_BYTES
 class Calibration:
     """What was learnt: raw bytes a second of the coder, stored bytes a second of the writer alone, seconds of a save besides.
 
-    The writer copies and checks what it hands to the storage, on the same thread, so its time adds to the storage's.
+    The writer makes and checks what comes next while the storage takes what came before: the slower of the two counts.
     """
 
     encode: float
@@ -120,7 +120,7 @@ def compare(state: State, bytes_per_s: float, calibration: Calibration, num_repe
         part.raw_bytes / sample.ratios["thinpoint"][part.name, part.precision] for part in sample.components
     )
     size = raw_bytes(state)
-    storage = 1 / (1 / bytes_per_s + 1 / calibration.handling)
+    storage = min(bytes_per_s, calibration.handling)
     rates = Rates(encode=calibration.encode, link=float("inf"), storage=storage)
     predicted = save_times(size, stored, rates, batch_bytes=BATCH_BYTES, fixed_s=calibration.fixed_s)
     measured = [save_s(state, bytes_per_s)[0] for _ in range(num_repeats)]
