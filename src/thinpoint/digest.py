@@ -58,7 +58,8 @@ def reference(buffer: Any, first_word: int = 0) -> int:
 def digest(buffer: Any, first_word: int = 0) -> int:
     """The digest, by the fastest implementation this machine has (Numba, else NumPy). Arguments as `reference`."""
     data = as_bytes(buffer)
-    if data.size < _SMALL_BYTES:
+    # Loading the kernel takes longer than a few small digests.
+    if data.size < _SMALL_BYTES and not _fast_kernel.cache_info().currsize:
         return reference(data, first_word)
     kernel = _fast_kernel()
     if kernel is None:

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,9 @@ from thinpoint.file.reader import FileReader
 
 if TYPE_CHECKING:
     import torch
+
+TASK_BYTES = 1 << 20
+"""Raw bytes that a thread decodes at least, unless fewer are left."""
 
 __all__ = ["RUN_BYTES", "WAVE_BYTES", "DeviceTarget", "Restorer", "Target", "coded_part"]
 
@@ -125,21 +128,39 @@ class Restorer:
                     on_device.setdefault(target.out.device, []).append(target)
 
         runs = (run for target in host_targets() for run in self._maker.runs(target, numbers, RUN_BYTES))
-        fetch = partial(fetch_run, self.reader)
-        for run, digest in self._workers.staged(fetch, self._decode, runs):
-            digests.add(run, digest)
+        for group, partials in self._workers.staged(self._fetch, self._decode, _groups(runs)):
+            for run, digest in zip(group, partials, strict=True):
+                digests.add(run, digest)
         for device, of_device in on_device.items():
             backend = self.devices.get(device)
             assert backend is not None, f"no backend decodes on {device}"
             self._fill_on_device(backend, of_device, digests, numbers)
         digests.check()
 
-    def _decode(self, run: Run, fetched: Future[list[list[np.ndarray]]]) -> tuple[Run, int]:
-        """Check and decode one run; returns it with the partial raw digest of all its blocks."""
+    def _fetch(self, group: list[Run]) -> list[list[list[np.ndarray]]]:
+        """For each run the stored blocks of its planes, unchecked."""
+        fetched = []
+        for run in group:
+            with self._locating(run):
+                fetched.append(fetch_run(self.reader, run))
+        return fetched
+
+    def _decode(
+        self, group: list[Run], fetched: Future[list[list[list[np.ndarray]]]]
+    ) -> tuple[list[Run], list[int]]:
+        """Check and decode runs; returns them with the partial raw digest of all blocks of each."""
+        partials = []
+        for run, planes in zip(group, fetched.result(), strict=True):
+            with self._locating(run):
+                check_run(self.reader, run, planes)
+                partials.append(self._decode_blocks(run, planes))
+        return group, partials
+
+    @contextmanager
+    def _locating(self, run: Run) -> Iterator[None]:
+        """Errors tell where the run is."""
         try:
-            planes = fetched.result()
-            check_run(self.reader, run, planes)
-            return run, self._decode_blocks(run, planes)
+            yield
         except MemoryError as error:
             raise self._no_memory(run) from error
         except ThinpointError as error:
@@ -236,6 +257,21 @@ class Restorer:
         error.offset = entry.offset if error.offset is None else error.offset
         error.tensor = error.tensor or run.head.name
         return error
+
+
+def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Runs in order; many small ones are one task, as it takes longer to hand it to a thread than to decode them."""
+    group: list[Run] = []
+    room = TASK_BYTES
+    for run in runs:
+        num_bytes = run.end - run.start
+        if group and num_bytes > room:
+            yield group
+            group, room = [], TASK_BYTES
+        group.append(run)
+        room -= num_bytes
+    if group:
+        yield group
 
 
 def _direct_or_scratch(run: Run) -> torch.Tensor:

@@ -80,6 +80,8 @@ def parse_json(raw: bytes, *, what: str, where: object, offset: int | None = Non
 
 def _is_too_deep(raw: bytes) -> bool:
     """Whether brackets outside strings nest too deeply; checked first because the parser recurses."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_JSON_DEPTH:
+        return False
     # Without escaped backslashes and escaped quotes, every quote that is left opens or closes a string.
     text = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     in_string = False
