@@ -118,10 +118,6 @@ class LimitExceededError(DamagedFileError):
     """A size in the file is beyond the limit that the specification sets."""
 
 
-class NotEnoughMemoryError(LimitExceededError):
-    """What the file holds does not fit into this machine's memory; the file itself may be intact."""
-
-
 # ---- support: intact, but not for this version or this machine -----------------------------------------------------
 
 
@@ -129,6 +125,10 @@ class UnsupportedError(ThinpointError):
     """Intact, but this version or machine cannot read it. Base class."""
 
     exit_code = 4
+
+
+class NotEnoughMemoryError(UnsupportedError):
+    """What is to be loaded, or what a save must hold, does not fit into the memory there is; no file is to blame."""
 
 
 class UnsupportedVersionError(UnsupportedError):

@@ -21,7 +21,6 @@ from thinpoint.errors import (
     CheckpointError,
     DamagedFileError,
     DigestMismatchError,
-    NotEnoughMemoryError,
     NotFoundError,
     UnsupportedError,
 )
@@ -86,8 +85,6 @@ def read_newest(store: Store, use: Use[Result], step: int | None, *, retries: in
         try:
             manifest, result = _read(store, folder, use, retries)
         except (DamagedFileError, NotFoundError) as error:
-            if not is_damage(error):
-                raise
             log.warning("training step %d is passed over: %s", folder.step, error)
             skipped.append(SkippedStep(step=folder.step, reason=str(error)))
         else:
@@ -109,7 +106,7 @@ def none_intact(store: Store, skipped: list[SkippedStep]) -> CheckpointError:
 
 def is_damage(error: BaseException | str) -> bool:
     """Whether an error says that a checkpoint is damaged: not that it may be intact, and cannot be read here and now."""
-    return isinstance(error, DamagedFileError | NotFoundError) and not isinstance(error, NotEnoughMemoryError)
+    return isinstance(error, DamagedFileError | NotFoundError)
 
 
 def _read_step(store: Store, use: Use[Result], step: int, retries: int) -> Read[Result]:
