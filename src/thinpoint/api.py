@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thinpoint.engine.auto import auto, place_of
-from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.background import save_at_once, save_in_background
 from thinpoint.engine.budget import host_memory_bytes
 from thinpoint.engine.future import SaveFuture
@@ -297,7 +297,7 @@ def _save_task(
     progress: Progress | None,
 ) -> SaveTask:
     begin = time.perf_counter()
-    codec = os.environ.get("THINPOINT_CODEC") or codec
+    codec = codec_named(codec)
     auto_place = place_of(path) if codec == "auto" else None
     if auto_place is not None:
         codec = auto.choose(auto_place, mode=mode)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import thinpoint
 from thinpoint import errors
-from thinpoint.dcp import ThinStager
+from thinpoint.dcp import ThinStager, ThinWriter
 from thinpoint.dcp.staged_file import plain, saving_of
 from thinpoint.dcp.staged_tensor import StagedTensor, payload_of
 from thinpoint.engine import encode as engine_encode
@@ -256,6 +256,17 @@ def test_a_state_that_does_not_fit_is_an_error_and_nothing_is_kept(monkeypatch: 
     monkeypatch.setenv("THINPOINT_HOST_MEMORY", "100000")
     with pytest.raises(errors.NotEnoughMemoryError):
         ThinStager().stage(state)
+
+
+def test_a_stager_with_another_codec_than_the_writers_is_refused(tmp_path: Path) -> None:
+    planner, writer = DefaultSavePlanner(), ThinWriter(tmp_path)
+    planner.set_up_planner(ThinStager(codec="raw").stage({"w": torch.randn(1000)}), is_coordinator=True)
+    plan = planner.create_local_plan()
+    plans, _ = planner.create_global_plan([plan])
+    writer.set_up_storage_writer(True, rank=0)
+    with pytest.raises(errors.UsageError, match=r"different codecs \(tensor w\): expected thin, found raw"):
+        writer.write_data(planner.finish_plan(plans[0]), planner)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_staged_state_is_written_once_and_then_takes_no_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from thinpoint.checkpoint.saving import Outcome
 from thinpoint.checkpoint.team import Team
 from thinpoint.checkpoint.writer import Writer
 from thinpoint.dcp.record import check_same_way, versions
+from thinpoint.engine.backends import codec_named
 from thinpoint.engine.overlap import log_fallback
 from thinpoint.errors import CheckpointError, NotFoundError
 from thinpoint.store.contract import Store
@@ -164,7 +164,7 @@ class GroupWriter(Writer):
         return {
             "training step": str(step),
             **versions(),
-            "codec": os.environ.get("THINPOINT_CODEC") or self._save_options["codec"],
+            "codec": codec_named(self._save_options["codec"]),
             "allow_pickle": str(self._save_options["allow_pickle"]),
             **{
                 name: str(getattr(options, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,9 +46,9 @@ def compress(
     with reporting_errors(traceback):
         from thinpoint.cli.run import run_worklist
         from thinpoint.cli.worklist import make_worklist
-        from thinpoint.engine.backends import choose_backends
+        from thinpoint.engine.backends import choose_backends, codec_named
 
-        chosen = os.environ.get("THINPOINT_CODEC") or codec.value
+        chosen = codec_named(codec.value)
         choose_backends(codec=chosen)
         check_threads(threads)
         worklist = make_worklist(inputs, output, refusal, lambda name: name + THIN_SUFFIX)

@@ -15,7 +15,7 @@ from thinpoint.cli.options import Kind
 from thinpoint.cli.progress import Advance, progress_bar
 from thinpoint.cli.reporting import shorten_middle
 from thinpoint.cli.worklist import Job
-from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.workers import Workers
 from thinpoint.errors import AlreadyExistsError, UnsupportedObjectError, UsageError
 from thinpoint.folder.names import DCP_METADATA, MANIFEST, save_id_in
@@ -150,7 +150,7 @@ def _exactly(request: Request, opened: OpenCheckpoint, done: Converted) -> bool:
         "threads": request.threads,
     }
     if opened.kind in ("pt", "safetensors") and request.kind == "thin":
-        codec = os.environ.get("THINPOINT_CODEC") or "thin"
+        codec = codec_named("thin")
         compress_one(job, codec=codec, is_verified=False, **options)
         return True
     if opened.kind == "thin" and request.kind == "pt" and os.path.isfile(request.source):
@@ -168,7 +168,7 @@ def _to_thin(request: Request, checkpoint: OpenCheckpoint, done: Converted) -> N
         return
     state = flat_state(checkpoint.tree, allow_pickle=request.allow_pickle)
     _note_sharing(checkpoint, done, keeps_equal_views=True)
-    backend = choose_backends(codec=os.environ.get("THINPOINT_CODEC") or "thin").host
+    backend = choose_backends(codec=codec_named("thin")).host
     with (
         open_sink(request.target, overwrite=request.overwrite) as sink,
         Workers(request.threads) as workers,

@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
 from thinpoint.dcp.rank_state import RankState
+from thinpoint.dcp.staged_file import plain
 from thinpoint.dcp.staged_tensor import payload_of
-from thinpoint.engine.views import is_dense
 from thinpoint.errors import UnsupportedObjectError, UsageError
 from thinpoint.folder.layout import chunk_key
 
@@ -20,13 +20,17 @@ from thinpoint.folder.layout import chunk_key
 class Contents:
     """Tensors and objects of a plan, as they are taken from its planner.
 
+    Args:
+        codec: the writer's; what is staged must have been encoded with it.
+
     Attributes:
         tensors: for each name the chunks, by their keys: on their devices, no copies where they are dense.
         objects: by name.
         shapes: for each tensor's name that of all its chunks together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codec: str) -> None:
+        self._codec = codec
         self.tensors: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         self.objects: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -41,7 +45,7 @@ class Contents:
 
         Raises:
             UnsupportedObjectError: it cannot be stored.
-            UsageError: the plan names it twice.
+            UsageError: the plan names it twice, or it was staged with another codec.
         """
         fqn = item.index.fqn
         if item.type == WriteItemType.BYTE_IO:
@@ -57,21 +61,28 @@ class Contents:
             raise UnsupportedObjectError(
                 f"the planner gives a {type(tensor).__name__} for a tensor", tensor=fqn
             )
-        self.tensors[fqn][key] = tensor if payload_of(tensor) is not None else _plain(tensor, fqn)
+        self.tensors[fqn][key] = self._checked(tensor, fqn)
         if item.tensor_data is not None:
             self.shapes[fqn] = tuple(item.tensor_data.size)
         return tensor.numel() * tensor.element_size()
 
-
-def _plain(tensor: torch.Tensor, fqn: str) -> torch.Tensor:
-    """The tensor without its history, dense: a slice of a larger one is not to bring all that lies between its rows."""
-    if tensor.is_meta:
-        raise UnsupportedObjectError("a tensor on the device 'meta' has no elements to save", tensor=fqn)
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided:
+    def _checked(self, tensor: torch.Tensor, fqn: str) -> torch.Tensor:
+        """The tensor as it is stored, or what stands for one that is encoded already."""
+        payload = payload_of(tensor)
+        if payload is None:
+            if tensor.is_meta:
+                raise UnsupportedObjectError(
+                    "a tensor on the device 'meta' has no elements to save", tensor=fqn
+                )
+            return plain(tensor)
+        if payload.codec != self._codec:
+            raise UsageError(
+                "ThinStager and ThinWriter have different codecs",
+                tensor=fqn,
+                expected=self._codec,
+                actual=payload.codec,
+            )
         return tensor
-    tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if is_dense(tuple(tensor.shape), tensor.stride()) else tensor.contiguous()
 
 
 def _object(item: WriteItem, planner: SavePlanner) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.distributed.checkpoint.utils import find_tensor_shard
 from thinpoint.dcp.items import chunk_path, file_object
 from thinpoint.dcp.staged_file import plain
 from thinpoint.dcp.staged_tensor import Payload, StagedChunk, StagedTensor
-from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.budget import host_memory_bytes
 from thinpoint.engine.staged import encode_state
 from thinpoint.engine.workers import Workers, checked_threads
@@ -39,7 +38,7 @@ class ThinStager(AsyncStager):
     A tensor that every rank holds is encoded by every rank, as the plan that gives it to one of them comes later.
 
     Args:
-        codec, backend, prove, num_threads: as for `thinpoint.save`. The codec should be the writer's.
+        codec, backend, prove, num_threads: as for `thinpoint.save`. The codec must be the writer's.
         host_memory: bytes of host memory that the encoded tensors of a state may take; None for THINPOINT_HOST_MEMORY or half
             of what is free, divided by the ranks on this machine.
 
@@ -59,7 +58,7 @@ class ThinStager(AsyncStager):
         num_threads: int | None = None,
         host_memory: int | None = None,
     ) -> None:
-        self._codec = os.environ.get("THINPOINT_CODEC") or codec
+        self._codec = codec_named(codec)
         self._backends = choose_backends(backend, codec=self._codec, prove=prove)
         self._num_threads = checked_threads(num_threads)
         self._host_memory = host_memory

@@ -19,7 +19,7 @@ from thinpoint.dcp.leftovers import remove_leftovers
 from thinpoint.dcp.rank_state import rank_and_size
 from thinpoint.dcp.record import check_same_way, record_of, versions
 from thinpoint.dcp.staged_file import saving_of
-from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.budget import host_memory_bytes
 from thinpoint.engine.save import Written, run
 from thinpoint.engine.workers import Workers, checked_threads
@@ -78,7 +78,7 @@ class ThinWriter(StorageWriter):
         self._path = path
         self._overwrite = overwrite
         self._thread_count = thread_count
-        self._codec = os.environ.get("THINPOINT_CODEC") or codec
+        self._codec = codec_named(codec)
         self._backend = backend
         self._prove = prove
         self._allow_pickle = allow_pickle
@@ -149,7 +149,7 @@ class ThinWriter(StorageWriter):
             UnsupportedObjectError: something cannot be stored; the message names it.
         """
         store = self._store()
-        contents = Contents()
+        contents = Contents(self._codec)
         results = []
         for item in plan.items:
             num_bytes = contents.take(item, planner)

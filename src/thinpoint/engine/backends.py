@@ -74,6 +74,11 @@ class Backends:
     scratch: torch.device | None = None
 
 
+def codec_named(codec: str) -> str:
+    """The codec asked for, or THINPOINT_CODEC, which overrides it."""
+    return os.environ.get("THINPOINT_CODEC") or codec
+
+
 def choose_backends(name: str = "auto", *, codec: str = "thin", prove: bool | None = None) -> Backends:
     """The backends that `name` stands for; THINPOINT_BACKEND stands in for "auto".
 
