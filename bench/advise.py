@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from bench.gpu.throttled import Throttle, ThrottledSink
+from bench.gpu.throttled import ThrottledSink
 from bench.results import describe, spread, write
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +28,7 @@ from thinpoint.advisor.measure import synthetic_state
 from thinpoint.advisor.sample import sample_checkpoint
 from thinpoint.codec.plan import PART_BYTES
 from thinpoint.pace import Rates, save_times
+from thinpoint.proof.throttle import Throttle
 
 State = dict[str, torch.Tensor]
 

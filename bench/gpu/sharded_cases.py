@@ -24,8 +24,9 @@ import torch.distributed.checkpoint as dcp
 from bench.gpu.end_to_end import bytes_on_disk, same, tensors_of
 from bench.gpu.fsdp import ShardedTrainer, blank, local, map_state, whole
 from bench.gpu.measure import PeakMemory, release, synchronize
-from bench.gpu.stock_stager import SharedStager
 from bench.results import spread
+
+from thinpoint.proof.stock_stager import SharedStager
 
 STEPS_BETWEEN = 3
 """Steps of training before each save, and while one is written in the background."""

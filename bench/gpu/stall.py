@@ -98,7 +98,8 @@ def dcp_save() -> Case:
 def dcp_async_save(device: torch.device) -> Case:
     """torch.distributed.checkpoint.async_save, staged in page-locked memory that all saves share."""
     import torch.distributed.checkpoint as dcp
-    from bench.gpu.stock_stager import SharedStager
+
+    from thinpoint.proof.stock_stager import SharedStager
 
     stager = SharedStager(device)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from thinpoint.proof.page import put_into
+
 BEGIN = "<!-- bench.gpu: begin -->"
 END = "<!-- bench.gpu: end -->"
 
@@ -436,19 +438,6 @@ def render(records: Iterable[Row], *, brief: bool = False) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def put_into(page: str, text: str) -> str:
-    """The page with the text between its marks.
-
-    Raises:
-        ValueError: the page does not have both marks once, in order.
-    """
-    before, found, rest = page.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found or not found_end or BEGIN in rest or END in after:
-        raise ValueError(f"the page needs the lines {BEGIN} and {END}, once each")
-    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
-
-
 def main() -> None:
     """Print the tables of some files, or put them into a page."""
     parser = argparse.ArgumentParser(
@@ -461,7 +450,8 @@ def main() -> None:
     options = parser.parse_args()
     text = render(json.loads(path.read_text()) for path in options.files)
     if options.into:
-        options.into.write_text(put_into(options.into.read_text(), text))
+        page = put_into(options.into.read_text(), text, begin=BEGIN, end=END)
+        options.into.write_text(page)
     else:
         print(text, end="")
 

@@ -7,8 +7,6 @@ reads reach is reported beside.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -21,29 +19,12 @@ from bench.gpu.record import attempt
 from bench.results import spread
 
 import thinpoint
+from thinpoint.proof.throttle import Throttle, ThrottledSource
 
 RATES = (1e9, 2e9, 5e9, 20e9, 50e9)
 """Bytes per second. The published recipe makes saves slower at the last two."""
 
 Row = dict[str, Any]
-_SPIN_S = 2e-3
-
-
-class Throttle:
-    """Lets callers pass as if one pipe moved their bytes one after another."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-        self._lock = threading.Lock()
-
-    def move(self, num_bytes: int) -> None:
-        """Wait until the pipe has moved so many bytes."""
-        with self._lock:
-            self._free_at = max(self._free_at, time.perf_counter()) + num_bytes / self.bytes_per_s
-            done = self._free_at
-        while (left := done - time.perf_counter()) > 0:
-            time.sleep(left - _SPIN_S if left > _SPIN_S else 0)
 
 
 class ThrottledSink:
@@ -64,33 +45,6 @@ class ThrottledSink:
 
     def flush(self) -> None:
         """Everything that was written is there."""
-
-
-class ThrottledSource:
-    """See `thinpoint.store.contract.Source`: ranges of bytes in memory, at a rate."""
-
-    name = "throttled"
-
-    def __init__(self, data: np.ndarray, throttle: Throttle) -> None:
-        self.data, self.throttle = data, throttle
-
-    @property
-    def size(self) -> int:
-        return self.data.size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
-
-    def read_into(self, offset: int, buffer: Any) -> None:
-        target = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
-        target = target.reshape(-1).view(np.uint8)
-        target[...] = self.data[offset : offset + target.size]
-        self.throttle.move(target.size)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def measure_saves(state: Any, device: torch.device, codec: str, rate: float, num_repeats: int) -> Row:

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.gpu.tables import BEGIN, END, put_into, render
+from bench.gpu.tables import BEGIN, END, render
+
+from thinpoint.errors import UsageError
+from thinpoint.proof.page import put_into
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 
@@ -141,10 +144,10 @@ def test_committed_results_can_be_rendered() -> None:
 
 def test_text_goes_between_the_marks_of_a_page() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert put_into(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    assert put_into(page, "new\n", begin=BEGIN, end=END) == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_page_without_marks_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="once each"):
-        put_into(page, "new")
+    with pytest.raises(UsageError, match="once each"):
+        put_into(page, "new", begin=BEGIN, end=END)

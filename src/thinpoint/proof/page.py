@@ -78,17 +78,17 @@ def _markdown_table(table: Table) -> str:
     return "\n".join([line(table.headings), rule, *map(line, table.rows)])
 
 
-def put_into(page: str, text: str) -> str:
-    """The page with the text between its marks.
+def put_into(page: str, text: str, *, begin: str = BEGIN, end: str = END) -> str:
+    """The page with the text between its marks `begin` and `end`.
 
     Raises:
         UsageError: the page does not have both marks once, in order.
     """
-    before, found, rest = page.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found or not found_end or BEGIN in rest or END in after:
-        raise UsageError(f"the page needs the lines {BEGIN} and {END}, once each")
-    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end or begin in rest or end in after:
+        raise UsageError(f"the page needs the lines {begin} and {end}, once each")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,24 +24,27 @@ class Saver:
         begin: state, path -> a future that is done when the checkpoint is durable; None if it is on return.
         load: path -> the state, to compare; None where that is not ours to show.
         close: gives back what all saves shared.
-        unavailable: why it cannot be measured here; None if it can.
     """
 
     name: str
     begin: Callable[[Any, Path], Future[Any] | None]
     load: Callable[[Path], Any] | None = None
     close: Callable[[], object] = lambda: None
-    unavailable: str | None = None
 
 
-def savers(device: torch.device) -> list[Saver]:
+@dataclass(frozen=True, kw_only=True)
+class Unavailable:
+    """A way to save that cannot be measured here, and why."""
+
+    name: str
+    reason: str
+
+
+def savers(device: torch.device) -> list[Saver | Unavailable]:
     """All of them, in the order in which they are shown."""
-    has_overlap = "overlap" in inspect.signature(thinpoint.async_save).parameters
     return [
         _thin(ASYNC),
-        _thin(OVERLAP, overlap=True)
-        if has_overlap
-        else Saver(name=OVERLAP, begin=_nothing, unavailable="not available in this version"),
+        _thin(OVERLAP, overlap=True),
         _thin("thinpoint.async_save, codec raw", codec="raw"),
         Saver(name="torch.save", begin=_torch_save),
         dcp_async_save(device),
@@ -56,10 +58,6 @@ def _thin(name: str, **options: Any) -> Saver:
     return Saver(name=name, begin=begin, load=thinpoint.load)
 
 
-def _nothing(state: Any, path: Path) -> None:
-    raise NotImplementedError("what is not available is not called")
-
-
 def _torch_save(state: Any, path: Path) -> None:
     with path.open("wb") as file:
         torch.save(state, file)
@@ -67,35 +65,17 @@ def _torch_save(state: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def dcp_async_save(device: torch.device) -> Saver:
+def dcp_async_save(device: torch.device) -> Saver | Unavailable:
     """torch.distributed.checkpoint.async_save in one process, staged in page-locked memory that all saves share."""
     import torch.distributed.checkpoint as dcp
 
     name = "dcp.async_save"
     try:
         # Not in every version that thinpoint runs with.
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        from thinpoint.proof.stock_stager import SharedStager
     except ImportError as error:
-        return Saver(name=name, begin=_nothing, unavailable=str(error))
-    on_gpu = device.type == "cuda"
-
-    class SharedStager(DefaultStager):
-        """Keeps its memory from save to save: torch 2.11 closes the stager that it is given after each."""
-
-        def close(self) -> None:
-            """Nothing yet."""
-
-        def end(self) -> None:
-            super().close()
-
-    stager = SharedStager(
-        StagingOptions(
-            use_pinned_memory=on_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=on_gpu,
-        )
-    )
+        return Unavailable(name=name, reason=str(error))
+    stager = SharedStager(device)
 
     def begin(state: Any, path: Path) -> Future[Any]:
         future: Any = dcp.async_save(

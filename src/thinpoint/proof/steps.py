@@ -17,7 +17,7 @@ from thinpoint.demo.compare import differences
 from thinpoint.proof.costs import EVERY_S, SHARE, STEPS_BEFORE, Block, SaveWindow, summary
 from thinpoint.proof.idle import idle_share
 from thinpoint.proof.record import Deadline, attempt
-from thinpoint.proof.savers import Saver, savers
+from thinpoint.proof.savers import Saver, Unavailable, savers
 from thinpoint.proof.scale import Scale
 from thinpoint.proof.spread import spread
 from thinpoint.proof.trainer import Clock, Trainer, copied, release, synchronize, tensor_bytes
@@ -53,8 +53,8 @@ def measure_steps(
         before = quiet_block(trainer, scale.quiet_steps)
         loop["step"] = spread(before.steps)
         for saver in savers(device):
-            if saver.unavailable is not None:
-                loop["rows"].append({"name": saver.name, "unavailable": saver.unavailable})
+            if isinstance(saver, Unavailable):
+                loop["rows"].append({"name": saver.name, "unavailable": saver.reason})
                 continue
             if deadline.is_late(f"step time, {name}, {saver.name}"):
                 saver.close()
