@@ -177,6 +177,7 @@ def load(
     Raises:
         NotThinFileError, TruncatedFileError, DigestMismatchError, MalformedFileError, LimitExceededError: the file is damaged.
         UnsupportedVersionError, UnsupportedFeatureError, UnknownCodecError: it is of a newer version.
+        NotEnoughMemoryError: it does not fit into the memory there is.
         UnsafeObjectError: it holds a pickled object and `weights_only` is True.
         UnknownNameError: one of `names` selects nothing.
         BackendUnavailableError: the backend asked for by name cannot run here, or `map_location` names a device that is

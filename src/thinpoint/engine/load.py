@@ -154,7 +154,7 @@ class StorageLoader:
         except RuntimeError as error:
             raise self._no_memory(num_bytes) from error
 
-    def _no_memory(self, num_bytes: int) -> LimitExceededError:
+    def _no_memory(self, num_bytes: int) -> NotEnoughMemoryError:
         return NotEnoughMemoryError(
             "there is not enough memory for a tensor's storage",
             where=self._restorer.reader.name,
