@@ -37,6 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=("stall", "throttled"))
     parser.add_argument("--steps", type=int, default=100, help="steps of training before the first save")
     parser.add_argument("--saves", type=int, default=5, help="saves of each kind")
+    parser.add_argument(
+        "--async-only", action="store_true", help="stalls of asynchronous saves only: the others take long"
+    )
     parser.add_argument("--max-s", type=float, default=240.0, help="begin nothing after so many seconds")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where checkpoints go")
     return parser.parse_args()
@@ -72,7 +75,8 @@ def measure_stalls(
     stalls = Record(options.out, "gpu-stall", device, settings)
     stalls.values.update(state=about)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = stall.measure_all(trainer, Path(folder), options.saves, link["wall_gb_per_s"]["median"] * 1e9)
+        rate = link["wall_gb_per_s"]["median"] * 1e9
+        found = stall.measure_all(trainer, Path(folder), options.saves, rate, options.async_only)
     stalls.values.update(found)
     stalls.write()
     print(render([stalls.values]), flush=True)

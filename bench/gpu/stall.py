@@ -190,16 +190,21 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def measure_all(trainer: Trainer, folder: Path, num_saves: int, link_bytes_per_s: float) -> Row:
+def measure_all(
+    trainer: Trainer, folder: Path, num_saves: int, link_bytes_per_s: float, async_only: bool = False
+) -> Row:
     """A row for every way to save, and how near thinpoint's asynchronous save comes to the link.
 
     Args:
+        async_only: leave out what returns when everything is written.
         link_bytes_per_s: measured rate of copies to page-locked host memory.
     """
     rows = []
     device = trainer.data.device
     few = max(2, num_saves // 2)
     for entrant in cases(device):
+        if async_only and not entrant.is_async:
+            continue
         slow = entrant.name == "torch.save"
         with tempfile.TemporaryDirectory(dir=folder) as inner:
             row = attempt(

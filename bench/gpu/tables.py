@@ -354,12 +354,13 @@ def render_throttled(record: Row, brief: bool) -> list[str]:
         return [number(found["seconds"]["median"] * 1e3, 0), number(found["over_storage"], 2)]
 
     blocks = []
-    for verb in ("save", "load"):
+    for verb, peers in (("save", ("thin", "raw")), ("load", ("thin", "raw", "dcp"))):
         rows = [
-            [number(row["gb_per_s"], 0), *cells(row, "thin", verb), *cells(row, "raw", verb)]
+            [number(row["gb_per_s"], 0), *(cell for who in peers for cell in cells(row, who, verb))]
             for row in record["rows"]
         ]
-        headings = ["storage, GB/s", "thinpoint: ms", "over storage alone", "raw: ms", "over storage alone"]
+        names = [{"thin": "thinpoint", "raw": "raw", "dcp": "dcp.load"}[who] for who in peers]
+        headings = ["storage, GB/s", *(h for name in names for h in (f"{name}: ms", "over storage alone"))]
         blocks += [f"#### {verb.capitalize()} at storage of a given rate", table(headings, rows)]
     return blocks
 

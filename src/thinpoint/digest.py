@@ -65,9 +65,10 @@ def digest(buffer: Any, first_word: int = 0) -> int:
     if kernel is None:
         return reference(data, first_word)
     whole = data.size // 8
-    if data.ctypes.data % 8:
-        data = data.copy()
-    total = int(kernel(data[: whole * 8].view(np.uint64), np.uint64(first_word)))
+    words = data[: whole * 8].view(np.uint64)
+    if not words.flags.aligned:
+        words = words.copy()
+    total = int(kernel(words, np.uint64(first_word)))
     if data.size % 8:
         total += reference(data[whole * 8 :], first_word + whole)
     return total & MASK

@@ -14,7 +14,15 @@ from thinpoint import digest
 from thinpoint.codec.backend import get_backend
 from thinpoint.codec.contract import CodedPart, EncodedPart, PartSpec
 from thinpoint.codec.plan import log2_table, sample_groups
-from thinpoint.codec.rans.spec import encode_tables, normalise, pack_prefix, parse_prefix
+from thinpoint.codec.rans.spec import (
+    RansPrefix,
+    encode_tables,
+    normalise,
+    pack_prefix,
+    pack_table,
+    parse_prefix,
+    table_bytes,
+)
 from thinpoint.codec.transforms.split import Split, choose_split, join_words, split_words
 from thinpoint.errors import (
     DamagedFileError,
@@ -41,6 +49,23 @@ def test_frequencies_sum_to_4096_and_none_is_lost(counts: list[int]) -> None:
     freqs = normalise(histogram, histogram > 0)
     assert freqs.sum() == 4096
     assert ((freqs > 0) == (histogram > 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("freqs", "stored"),
+    [
+        ({0: 4096}, "80 20 01 00"),
+        ({1: 4096}, "00 01 01 80 20"),
+        ({0: 200, 5: 1, 7: 3895}, "c8 01 05 07 01 00 b7 1e"),
+        ({0: 127, 1: 128, 254: 1, 255: 3840}, f"7f 01 ff 80 01 {'00 ' * 252} 01 80 1e"),
+    ],
+    ids=str,
+)
+def test_table_as_stored(freqs: dict[int, int], stored: str) -> None:
+    table = np.zeros(256, np.int64)
+    table[list(freqs)] = list(freqs.values())
+    assert pack_table(table) == bytes.fromhex(stored)
+    assert table_bytes(table) == len(pack_table(table))
 
 
 @pytest.mark.parametrize("f", [1, 2, 3, 5, 7, 100, 1023, 2048, 2049, 4094, 4095])
@@ -182,6 +207,47 @@ def test_a_prefix_cut_anywhere_is_malformed() -> None:
     for length in range(len(part.prefix)):
         with pytest.raises(MalformedFileError):
             parse_prefix(part.prefix[:length], part.num_elems, part.word_bytes, part.block_elems)
+
+
+@pytest.mark.parametrize(
+    ("stored", "what"),
+    [
+        ("", "cut off"),
+        ("80", "cut off"),
+        ("80 20", "cut off"),
+        ("80 20 01", "cut off"),
+        ("c8 01 05 07 01 00", "cut off"),
+        ("c8 01 05 07 01 00 b7", "cut off"),
+        ("80 00 01 00", "is not valid"),
+        ("80 80 01 00", "is not valid"),
+        ("00 00 01 80 10 80 10 00", "symbol range"),
+        ("80 10 01 02 00 80 10 00", "symbol range"),
+        ("80 10 01 02 80 10 00 00", "symbol range"),
+        ("80 20 01 00", "sum to 4096"),
+        ("c8 01 05 07 01 00 b6 1e", "sum to 4096"),
+        ("c8 01 05 07 01 00 b8 1e", "sum to 4096"),
+        ("c8 01 05 07 01 00 b7 1e 00", "longer"),
+        ("80 10 01 01 80 10 00 01", "padding"),
+    ],
+)
+def test_a_table_that_lies_is_malformed(stored: str, what: str) -> None:
+    freqs = np.zeros(256, np.int64)
+    freqs[[0, 1]] = 2048
+    prefix = RansPrefix(
+        split=Split(word_bits=32, sign_mode=1, trailing_zeros=0, low_bits=21),
+        steps=8,
+        window_base=0,
+        freqs=freqs,
+        kept_groups=None,
+        means=np.zeros(1, np.int32),
+        profile=None,
+        patch_positions=np.zeros(0, np.int64),
+        patch_tops=np.zeros(0, np.int32),
+    )
+    good = pack_prefix(prefix)
+    assert (parse_prefix(good, 256, 4, 256).freqs == freqs).all()
+    with pytest.raises(MalformedFileError, match=what):
+        parse_prefix(good[:32] + bytes.fromhex(stored), 256, 4, 256)
 
 
 def damaged(

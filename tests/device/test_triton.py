@@ -32,6 +32,7 @@ from thinpoint.device.kernels import coder
 from thinpoint.device.outgoing import OutgoingWave
 from thinpoint.device.select import device_backend, why_not
 from thinpoint.device.transfers import HostCopies
+from thinpoint.device.triton_codec import DeviceWave
 from thinpoint.errors import BackendUnavailableError, DigestMismatchError, MalformedFileError, ThinpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "codec"))
@@ -347,14 +348,20 @@ def test_short_memory_means_smaller_waves_and_raw_parts(
     backend = TritonBackend(device)
     words = [normal(3000, seed) for seed in range(3)] + [normal(30000)]
     items = [item_of(w, F32, device) for w in words]
-    encode = backend.codec.encode
+    begin, vouch = backend.codec.begin, backend.codec.vouch
 
-    def short_of_memory(own: list, **options: bool) -> object:  # type: ignore[type-arg]
-        if len(own) > 2 or any(item.words.numel() > 100_000 for item in own):
+    def short_of_memory(own: list) -> object:  # type: ignore[type-arg]
+        if len(own) > 3 or any(item.words.numel() > 100_000 for item in own):
             raise torch.OutOfMemoryError("no memory")
-        return encode(own, **options)
+        return begin(own)
 
-    monkeypatch.setattr(backend.codec, "encode", short_of_memory)
+    def short_later(wave: DeviceWave, **options: bool) -> None:
+        if len(wave.items) > 1:
+            raise torch.OutOfMemoryError("no memory")
+        vouch(wave, **options)
+
+    monkeypatch.setattr(backend.codec, "vouch", short_later)
+    monkeypatch.setattr(backend.codec, "begin", short_of_memory)
     with caplog.at_level(logging.WARNING, "thinpoint"):
         parts = backend.encode_batch(items)
     assert [part.chain for part in parts] == ["group+rans"] * 3 + ["raw"]
@@ -394,8 +401,8 @@ def test_stored_bytes_are_those_of_the_parts(device: torch.device, short_segment
     kinds = ("groups", "columns", "outliers", "idle", "zeros", "normal")
     made = [codec_zoo.make(kind, "float32", 5000) for kind in kinds]
     items = [item_of(w, replace(F32, row_elems=row), device) for w, row in made]
-    wave = backend.codec.encode(items)
-    parts = OutgoingWave(backend.codec, wave, HostCopies(device), get_backend()).parts()
+    wave = backend.codec.land(backend.codec.begin(items))
+    parts = OutgoingWave(backend.codec, wave, lambda: HostCopies(device), get_backend(), prove=True).parts()
     left = sum(
         items[i].words.numel() - parts[i].stored_bytes for i in (*wave.outcome.raw, *wave.outcome.host)
     )

@@ -93,6 +93,46 @@ def test_everything_comes_back_in_many_waves(zoo_file: Path, small_waves: None, 
     assert sorted(map(sum, backend.decoded))[-2] <= 2 << 20
 
 
+class CountingSource(FileObjectSource):
+    """Notes offset and size of every read."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.reads: list[tuple[int, int]] = []
+
+    def read_at(self, offset: int, size: int) -> np.ndarray:
+        self.reads.append((offset, size))
+        return super().read_at(offset, size)
+
+    def read_into(self, offset: int, buffer: Any) -> None:
+        self.reads.append((offset, memoryview(buffer).nbytes))
+        super().read_into(offset, buffer)
+
+
+def test_neighbours_in_the_file_are_one_read_with_their_heads(tmp_path: Path) -> None:
+    state = {f"w{i}": torch.randn(1000 + i) for i in range(20)}
+    thinpoint.save(state, tmp_path / "s.thin")
+    source = CountingSource(io.BytesIO((tmp_path / "s.thin").read_bytes()))
+    reader = FileReader(source)
+    source.reads.clear()
+    with Workers(2) as workers:
+        loaded = load_object(reader, get_backend("cpu"), workers, devices=on_cpu(CopyingBackend()))
+    assert_same(loaded, state)
+    first, last = reader.index.parts[0], reader.index.parts[-1]
+    assert source.reads == [(first.offset, last.offset + last.stored_bytes - first.offset)]
+
+
+def test_a_small_part_is_one_read_on_the_cpu(tmp_path: Path) -> None:
+    state = {f"w{i}": torch.randn(1000 + i) for i in range(20)}
+    thinpoint.save(state, tmp_path / "s.thin")
+    source = CountingSource(io.BytesIO((tmp_path / "s.thin").read_bytes()))
+    reader = FileReader(source)
+    source.reads.clear()
+    with Workers(1) as workers:
+        assert_same(load_object(reader, get_backend("cpu"), workers), state)
+    assert sorted(set(source.reads)) == [(part.offset, part.stored_bytes) for part in reader.index.parts]
+
+
 def test_file_objects_and_read_only_files(zoo_file: Path, small_waves: None) -> None:
     os.chmod(zoo_file, 0o444)
     assert_same_zoo(load(zoo_file, on_cpu(CopyingBackend())), ZOO)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,12 @@ from engine_backend import CopyingBackend, on_cpu, zoo
 import thinpoint
 from thinpoint import errors
 from thinpoint.codec.backend import get_backend
+from thinpoint.device.contract import FinishedParts
 from thinpoint.engine import encode as engine_encode
 from thinpoint.engine import jobs as engine_jobs
 from thinpoint.engine.backends import Devices
+from thinpoint.engine.encode import MakeParts, encode_waves
+from thinpoint.engine.flow import Flow
 from thinpoint.engine.save import backend_names, write_file
 from thinpoint.engine.workers import Workers
 from thinpoint.state.flatten import flatten
@@ -123,7 +126,7 @@ class WatchedSink(FileObjectSink):
         super().write_all(buffers, map)
 
 
-def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_three_are_in_memory(
+def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_four_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 20)
@@ -146,10 +149,46 @@ def test_a_wave_is_written_while_the_next_is_encoded_and_no_more_than_three_are_
             assert second_is_encoded.wait(60)
         time.sleep(0.02)
 
-    flat = flatten([torch.randn(200_000) for _ in range(8)])
+    flat = flatten([torch.randn(1 << 18) for _ in range(8)])
     with Workers(2) as workers:
         write_file(flat, WatchedSink(before), get_backend("cpu"), workers, devices=on_cpu(Watched()))
-    assert alive[0] == 0 and 1 <= max(alive) <= 3
+    assert alive[0] == 0 and 1 <= max(alive) <= 4
+
+
+def test_a_device_has_the_next_wave_before_the_last_one_is_sent_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "PART_BYTES", 0)
+    calls: list[tuple[str, int]] = []
+
+    @dataclass(frozen=True)
+    class Noted(FinishedParts):
+        number: int
+
+        def send(self) -> None:
+            calls.append(("send", self.number))
+
+        def wait(self) -> None:
+            calls.append(("wait", self.number))
+
+    class Noting(CopyingBackend):
+        def begin_batch(self, items: Any) -> FinishedParts:
+            calls.append(("begin", len(self.encoded)))
+            return Noted(number=len(self.encoded), finished=self.encode_batch(items))
+
+    flat = flatten([torch.randn(1 << 18) for _ in range(5)])
+    with Workers(2) as workers:
+        flow: Flow[MakeParts] = Flow(1 << 30)
+        encode_waves(flat.storages, flow, get_backend("cpu"), workers, devices=on_cpu(Noting()), seconds={})
+    first = list(dict.fromkeys(calls))
+    for k in range(5):
+        begun, sent, waited = (first.index((verb, k)) for verb in ("begin", "send", "wait"))
+        assert begun < sent < waited
+        if k < 4:
+            assert first.index(("begin", k + 1)) < sent
+        if k < 3:
+            assert first.index(("send", k + 1)) < waited
 
 
 def test_an_error_of_the_writer_reaches_the_caller_and_leaves_nothing(

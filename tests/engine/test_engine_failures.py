@@ -178,8 +178,8 @@ def test_the_error_that_came_first_is_raised_when_both_sides_fail(
 
     class Failing(CopyingBackend):
         def encode_batch(self, items: Any) -> Any:
-            # The first batch is handed on once the second has begun.
-            if len(self.encoded) == 2:
+            # The first batch is handed on once the third has begun.
+            if len(self.encoded) == 3:
                 assert is_writing.wait(60)
                 has_failed.set()
                 raise errors.StateChangedError("first")

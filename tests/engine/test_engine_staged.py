@@ -64,7 +64,7 @@ def test_a_device_encodes_them_and_the_file_is_that_of_the_cpu(
 
 
 def test_memory_is_given_back_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_encode, "DEVICE_WAVE_BYTES", 1 << 19)
     tensors = {f"t{i}": torch.randn(1 << 18) for i in range(8)}
     backend = CopyingBackend()
     held = staged(tensors, Backends(HOST, on_cpu(backend)))

@@ -67,6 +67,16 @@ def test_other_json_is_refused(raw):
         parse(raw)
 
 
+@pytest.mark.parametrize("digits", [MAX_JSON_INT_CHARS, MAX_JSON_INT_CHARS + 1])
+def test_long_digits_are_refused_only_in_integers(digits):
+    text = "9" * digits
+    assert parse(f'[0.{text},"{text}",["{text}"],1]'.encode()) == [float(f"0.{text}"), text, [text], 1]
+    longest = "9" * (MAX_JSON_INT_CHARS - 1)
+    assert parse(f'["{text}",-{longest},9{longest}]'.encode())[1:] == [-int(longest), int(f"9{longest}")]
+    with pytest.raises(MalformedFileError, match="an integer of 21 characters"):
+        parse(f'["{text}",-9{longest}]'.encode())
+
+
 def test_deepest_allowed_nesting_is_read():
     raw = b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH
     assert dump_json(parse(raw)) == raw
@@ -75,6 +85,7 @@ def test_deepest_allowed_nesting_is_read():
 def test_brackets_in_strings_do_not_nest():
     value = ["[" * 1000, '"[{' * 1000, "\\" * 999, '\\"[' * 1000, "\\\\["]
     assert parse(dump_json(value)) == value
+    assert parse(dump_json([["[", "", "{", "]"]] * 1000)) == [["[", "", "{", "]"]] * 1000
     deep = b'["\\\\",' + b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH + b"]"
     with pytest.raises(MalformedFileError, match="nested"):
         parse(deep)

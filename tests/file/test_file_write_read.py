@@ -150,6 +150,15 @@ def test_empty_blocks_are_read():
     assert [block.size for block in blocks] == [0, 8]
 
 
+def test_a_part_is_read_with_its_head_and_all_blocks():
+    reader = open_bytes(two_plane_file())
+    head, planes = reader.read_part(0)
+    assert head.head_digest == reader.index.parts[0].head_digest
+    expected = [reader.read_blocks(0, head, plane, 0, head.num_blocks) for plane in range(2)]
+    assert [[b.tobytes() for b in plane] for plane in planes] == [[b.tobytes() for b in p] for p in expected]
+    assert all(block.dtype == np.uint8 and block.ctypes.data % 8 == 0 for plane in planes for block in plane)
+
+
 @pytest.mark.parametrize(
     ("plane", "first", "last"), [(1, 0, 1), (0, 0, 4), (0, 2, 1), (0, -1, 1), (-1, 0, 1)]
 )
@@ -163,6 +172,8 @@ def test_blocks_that_do_not_exist_cannot_be_asked_for(plane, first, last):
 def test_parts_that_do_not_exist_cannot_be_asked_for(part):
     with pytest.raises(UsageError):
         open_bytes(small_file()).read_head(part)
+    with pytest.raises(UsageError):
+        open_bytes(small_file()).read_part(part)
 
 
 def test_head_of_another_part_is_refused():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.staging import DefaultStager
 
 import thinpoint
 from thinpoint.errors import UsageError
@@ -22,6 +23,7 @@ from thinpoint.proof.resume import judged, wrong_losses
 from thinpoint.proof.savers import Saver, savers
 from thinpoint.proof.scale import SCALES, Shape, parse_scale
 from thinpoint.proof.steps import quiet_block, save_block
+from thinpoint.proof.stock_stager import SharedStager
 from thinpoint.proof.throttle import MemorySink, Throttle, ThrottledFile, ThrottledSource
 from thinpoint.proof.trainer import Trainer
 
@@ -226,3 +228,25 @@ def test_verdicts() -> None:
     # Where two runs that were never stopped differ nothing is shown, whatever the third one did.
     assert judged([same, other, same], [WHOLE, WHOLE], [WHOLE])[0] == "inconclusive"
     assert judged([same, same, same], [WHOLE, life((1, 5.0))], [WHOLE])[0] == "inconclusive"
+
+
+def test_the_stock_stager_serves_many_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = DefaultStager._stage
+
+    def closing(stager: DefaultStager, state: Any, **options: Any) -> Any:
+        # As in torch 2.11.
+        try:
+            return stage(stager, state, **options)
+        finally:
+            stager._state_dict_stager.close()
+
+    monkeypatch.setattr(DefaultStager, "_stage", closing)
+    stager = SharedStager(CPU)
+    for step in range(2):
+        state = {"w": torch.full((9,), float(step)), "names": ["a", int]}
+        staged = stager.stage(state)
+        state["w"].zero_()
+        assert staged["names"] == state["names"]
+        assert staged["w"].tolist() == [float(step)] * 9
+        stager.close()
+    stager.end()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,9 +17,10 @@ from thinpoint.codec.contract import WORD_DTYPES, EncodedPart
 from thinpoint.codec.nvcomp import ANS_ID
 from thinpoint.codec.rans.spec import CODEC_ID as RANS_ID
 from thinpoint.device.contract import DecodeItem, EncodeItem, PendingParts, at_item, item_named
-from thinpoint.device.decoding import RansItems, describe_error, fits_device
-from thinpoint.device.outgoing import Outgoing, OutgoingWave, OutgoingWords, Pending
-from thinpoint.device.tables import starts
+from thinpoint.device.decoding import RansItems, block_sizes, describe_error, fits_device
+from thinpoint.device.encoding import Flight
+from thinpoint.device.outgoing import Launched, Outgoing, OutgoingWave, OutgoingWords, Pending
+from thinpoint.device.tables import starts, starts_within
 from thinpoint.device.transfers import HostCopies, OutOfMemory, free_bytes, on_device
 from thinpoint.device.triton_codec import DeviceCodec, fill_words
 from thinpoint.digest import digest
@@ -26,6 +30,7 @@ log = logging.getLogger("thinpoint")
 
 MAX_WAVE_ITEMS = 4096
 _DIGEST_MASK = (1 << 64) - 1
+_NO_SIZES = np.zeros(0, np.int64)
 
 
 class TritonBackend:
@@ -45,6 +50,7 @@ class TritonBackend:
         self.max_scratch_bytes = max_scratch_bytes
         self.codec = DeviceCodec(device)
         self._host: HostBackend = get_backend("auto")
+        self._under_way: weakref.WeakSet[Launched] = weakref.WeakSet()
         # Copies have a stream of their own: the next batch is encoded meanwhile.
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -55,24 +61,25 @@ class TritonBackend:
     def begin_batch(self, items: Sequence[EncodeItem]) -> PendingParts:
         """See `DeviceBackend.begin_batch`."""
         begun: list[Outgoing] = []
-        with torch.no_grad(), on_device(self.device):
-            for wave in self._waves(items):
-                if begun:
-                    # The memory of one wave is free for the next.
-                    begun[-1].wait()
-                begun += self._begin_wave(wave)
+        for wave in self._waves(items):
+            if begun:
+                begun[-1].send()
+            if len(begun) > 1:
+                # The memory of one wave is free for the next.
+                begun[-2].wait()
+            begun.append(self._launch(wave))
         return Pending(begun)
 
     def _waves(self, items: Sequence[EncodeItem]) -> Iterator[list[EncodeItem]]:
         """Items in order, as many at a time as the memory allows."""
-        available = int(0.8 * free_bytes(self.device))
+        # A wave is proven when the next is being encoded.
+        most_scratch = self.max_scratch_bytes // 2
+        available = self._available()
         wave: list[EncodeItem] = []
         scratch = total = 0
         for item in items:
-            own_scratch = self.codec.scratch_bytes(item)
-            # The encoded part is at most as large as the item.
-            own = own_scratch + item.words.numel()
-            full = scratch + own_scratch > self.max_scratch_bytes or total + own > available
+            own_scratch, own = self.codec.scratch_bytes(item), self._needed(item)
+            full = scratch + own_scratch > most_scratch or total + own > available
             if wave and (full or len(wave) == MAX_WAVE_ITEMS):
                 yield wave
                 wave, scratch, total = [], 0, 0
@@ -81,22 +88,47 @@ class TritonBackend:
         if wave:
             yield wave
 
-    def _begin_wave(self, items: Sequence[EncodeItem]) -> list[Outgoing]:
-        """A wave; where memory is short, half of it at a time; an item for which there is none is stored raw."""
-        try:
-            wave = self.codec.encode(items, digest=True, prove=self.prove)
-            return [OutgoingWave(self.codec, wave, self._copies(), self._host)]
-        except OutOfMemory:
-            pass
-        # Outside of the handler: the exception would keep the wave's memory.
-        if len(items) > 1:
+    def _available(self) -> int:
+        return int(0.8 * free_bytes(self.device))
+
+    def _needed(self, item: EncodeItem) -> int:
+        """Device memory for an item: the encoded part is at most as large as it, and what it decodes to as large."""
+        return self.codec.scratch_bytes(item) + 2 * item.words.numel()
+
+    def _launch(self, items: Sequence[EncodeItem]) -> Launched:
+        """Begin to encode a wave, or leave it to later if there is no memory for it."""
+        if self._available() < 2 * sum(map(self._needed, items)):
+            # Not beside others: these would be short of it when they are proven.
+            for other in list(self._under_way):
+                other.wait()
+        flights: list[Flight] = []
+        with torch.no_grad(), on_device(self.device), suppress(OutOfMemory):
+            flights.append(self.codec.begin(items))
+        launched = Launched(partial(self._send, items, flights), self.device)
+        self._under_way.add(launched)
+        return launched
+
+    def _send(self, items: Sequence[EncodeItem], flights: list[Flight]) -> list[Outgoing]:
+        """A wave on its way to the host; where memory is short, half of it at a time; an item for which there is none, raw.
+
+        Args:
+            flights: the wave, if it was launched; emptied, so that nobody else keeps its memory.
+        """
+        with torch.no_grad(), on_device(self.device):
+            with suppress(OutOfMemory):
+                return [self._outgoing(flights.pop() if flights else self.codec.begin(items))]
+            if len(items) == 1:
+                log.warning("no device memory to encode %d bytes: stored raw", items[0].words.numel())
+                return [OutgoingWords(items[0], self._copies())]
             half = len(items) // 2
-            first = self._begin_wave(items[:half])
+            first = self._send(items[:half], [])
             for each in first:
                 each.wait()
-            return first + self._begin_wave(items[half:])
-        log.warning("no device memory to encode %d bytes: stored raw", items[0].words.numel())
-        return [OutgoingWords(items[0], self._copies())]
+            return first + self._send(items[half:], [])
+
+    def _outgoing(self, flight: Flight) -> OutgoingWave:
+        wave = self.codec.land(flight)
+        return OutgoingWave(self.codec, wave, self._copies, self._host, prove=self.prove)
 
     def _copies(self) -> HostCopies:
         return HostCopies(self.device, self._copy_stream)
@@ -180,16 +212,10 @@ class TritonBackend:
 
     def _stored_digests(self, stored: torch.Tensor, items: Sequence[DecodeItem]) -> torch.Tensor:
         """int64: digests of all stored blocks of all items, planes one after the other."""
-        sizes = [
-            item.part.block_sizes[:, item.first_block : item.first_block + item.num_blocks] for item in items
-        ]
-        places = [
-            offset + starts(row)
-            for item, own in zip(items, sizes, strict=True)
-            for offset, row in zip(item.plane_offsets, own, strict=True)
-        ]
-        size = np.concatenate([own.reshape(-1) for own in sizes]) if items else np.zeros(0, np.int64)
-        place = np.concatenate(places) if places else np.zeros(0, np.int64)
+        size = np.concatenate([_NO_SIZES, *(block_sizes(item).reshape(-1) for item in items)])
+        planes = [(item.num_blocks, offset) for item in items for offset in item.plane_offsets]
+        num_blocks, offsets = np.array(planes, np.int64).reshape(-1, 2).T
+        place = np.repeat(offsets, num_blocks) + starts_within(size, num_blocks)
         if size.size and int((place + size).max()) > stored.numel():
             raise UsageError("blocks lie outside of the buffer", expected=f"at most {stored.numel()} bytes")
         return self.codec.launcher.digests(stored.data_ptr() + place, size, np.zeros_like(size))

@@ -80,6 +80,10 @@ class PendingParts(Protocol):
         """About how much host memory the parts take."""
         ...
 
+    def send(self) -> None:
+        """Begin to copy them; blocks until they are encoded. To be called when the next batch was begun."""
+        ...
+
     def wait(self) -> None:
         """Blocks until their bytes are in host memory; gives the device's memory back."""
         ...
@@ -100,6 +104,9 @@ class FinishedParts:
         """What the parts take."""
         return sum(part.stored_bytes for part in self.finished)
 
+    def send(self) -> None:
+        """They are there."""
+
     def wait(self) -> None:
         """They are there."""
 
@@ -117,10 +124,11 @@ class DeviceBackend(Protocol):
     def device(self) -> torch.device: ...
 
     def begin_batch(self, items: Sequence[EncodeItem]) -> PendingParts:
-        """Encode parts and begin to copy them to host memory; blocks until they are encoded, not until they are copied.
+        """Begin to encode parts, and wait for nothing if the backend need not.
 
-        Another batch may be begun before the parts of the last one are there: one is encoded while the other is copied. The
-        items' words must stay as they are until `PendingParts.wait` has returned: what does not shrink is copied itself.
+        Another batch may be begun before this one is sent, and a third before its parts are there: one is encoded while the
+        next is launched and the last is copied. The items' words must stay as they are until `PendingParts.wait` has
+        returned: what does not shrink is copied itself. `send` and `wait` raise what encoding does.
 
         Raises:
             StateChangedError: words changed while they were being read.

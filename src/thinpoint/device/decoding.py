@@ -9,12 +9,11 @@ import torch
 
 from thinpoint.codec.contract import CodedPart
 from thinpoint.codec.rans.spec import LANES, RansPrefix, parse_prefix
-from thinpoint.codec.transforms.predict import GROUP_ELEMS
 from thinpoint.device.contract import DecodeItem, item_named
 from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.launch import Launcher
-from thinpoint.device.tables import PartShape, make_tables, starts
+from thinpoint.device.tables import PartShape, make_tables, starts, starts_within
 from thinpoint.device.worklists import decode_programs, upload_tables
 from thinpoint.errors import MalformedFileError
 
@@ -22,6 +21,7 @@ MAX_ELEMS = 1 << 26
 MAX_BLOCK_SEGMENTS = 1024
 STEPS_AT = 4
 """Where a prefix says how many steps a segment has."""
+_NO_PROFILE = np.zeros(0, np.int32)
 _CODES = {
     f.BAD_COUNTS.value: "word counts do not fit its size",
     f.BAD_STATE.value: "a lane state is out of range",
@@ -70,6 +70,11 @@ def describe_error(code: int) -> str:
     return ", ".join(text for bit, text in _CODES.items() if code & bit) or f"code {code}"
 
 
+def block_sizes(item: DecodeItem) -> np.ndarray:
+    """int64, shape (planes, num_blocks): stored bytes of the item's blocks."""
+    return item.part.block_sizes[:, item.first_block : item.first_block + item.num_blocks]
+
+
 def fits_device(part: CodedPart) -> bool:
     """Whether the kernels take a part; longer ones, and blocks of more segments than a program opens, are the host's."""
     # The rest of the prefix is checked later; what is too short here is refused there.
@@ -106,57 +111,52 @@ class RansItems:
                 for item, prefix in zip(self._items, self._prefixes, strict=True)
             ]
         )
-        self._place_blocks(chosen)
         self._fill_parts()
-
-    def _place_blocks(self, chosen: Sequence[int]) -> None:
-        tables = self._tables
-        first = starts(np.array([item.num_blocks for item in self._items], np.int64))
-        # Segments are in the order of their parts.
-        bounds = np.searchsorted(tables.segments[:, f.SEG_PART.value], np.arange(len(self._items) + 1))
-        for p, (i, item) in enumerate(zip(chosen, self._items, strict=True)):
-            own = slice(int(first[p]), int(first[p]) + item.num_blocks)
-            sizes = item.part.block_sizes[:, item.first_block : item.first_block + item.num_blocks]
-            single = self._prefixes[p].single_symbol >= 0
-            with item_named(i):
-                if (sizes[0] != tables.raw_block_bytes[own]).any() or (single and sizes[1].any()):
-                    raise MalformedFileError("a block of a part has the wrong size")
-            tables.blocks[own, f.BLOCK_AT.value] = item.plane_offsets[1] + starts(sizes[1])
-            tables.blocks[own, f.BLOCK_BYTES.value] = sizes[1]
-            at = tables.segments[bounds[p] : bounds[p + 1], f.SEG_RAW_AT.value]
-            at += item.plane_offsets[0] // 4 - at[:1]
+        self._place_blocks(chosen)
 
     def _fill_parts(self) -> None:
-        parts = self._tables.parts
-        means, profiles, patches = [], [], []
-        profile_at = 0
-        for p, (item, prefix) in enumerate(zip(self._items, self._prefixes, strict=True)):
-            row = parts[p]
-            first = item.first_block * item.part.block_elems
-            row[f.ADDRESS.value] = item.out.data_ptr() - first * item.part.word_bytes
-            num_groups = -(-item.part.num_elems // GROUP_ELEMS)
-            grouped = prefix.means.size > 1
-            row[f.MEANS_STRIDE.value] = grouped
-            row[f.MEANS_AT.value] = row[f.GROUP_MEANS_AT.value]
-            # One slot a group and one for the single mean.
-            own = np.zeros(num_groups + 1, np.int32)
-            own[: prefix.means.size] = prefix.means
-            means.append(own)
-            if prefix.profile is not None:
-                row[f.HAS_PROFILE.value] = 1
-                row[f.ROW_ELEMS.value] = prefix.profile.size
-                row[f.PROFILE_AT.value] = profile_at
-                profiles.append(prefix.profile)
-                profile_at += prefix.profile.size
-            row[f.WINDOW_BASE.value] = prefix.window_base
-            row[f.SINGLE.value] = prefix.single_symbol
-            end = first + item.out.numel() // item.part.word_bytes
-            low, high = np.searchsorted(prefix.patch_positions, [first, end])
-            positions, tops = prefix.patch_positions[low:high], prefix.patch_tops[low:high]
-            patches.append(p << 42 | positions << 16 | tops.astype(np.int64))
-        self._means = np.concatenate(means)
-        self._profiles = np.concatenate([*profiles, np.zeros(1, np.int32)]).astype(np.int32)
-        self._patches = np.concatenate(patches)
+        items, prefixes, parts = self._items, self._prefixes, self._tables.parts
+        start = np.array([item.first_block * item.part.block_elems for item in items], np.int64)
+        word_bytes = np.array([item.part.word_bytes for item in items], np.int64)
+        address = np.array([item.out.data_ptr() for item in items], np.int64)
+        num_words = np.array([item.out.numel() for item in items], np.int64) // word_bytes
+        parts[:, f.ADDRESS.value] = address - start * word_bytes
+        parts[:, f.WINDOW_BASE.value] = [prefix.window_base for prefix in prefixes]
+        parts[:, f.SINGLE.value] = [prefix.single_symbol for prefix in prefixes]
+        parts[:, f.MEANS_STRIDE.value] = [prefix.means.size > 1 for prefix in prefixes]
+        parts[:, f.MEANS_AT.value] = parts[:, f.GROUP_MEANS_AT.value]
+        self._means = np.zeros(self._tables.num_means, np.int32)
+        for at, prefix in zip(parts[:, f.MEANS_AT.value].tolist(), prefixes, strict=True):
+            self._means[at : at + prefix.means.size] = prefix.means
+        profiles = [_NO_PROFILE if prefix.profile is None else prefix.profile for prefix in prefixes]
+        columns = np.array([profile.size for profile in profiles], np.int64)
+        parts[:, f.HAS_PROFILE.value] = columns > 0
+        parts[:, f.ROW_ELEMS.value] = columns
+        parts[:, f.PROFILE_AT.value] = starts(columns)
+        self._profiles = np.concatenate([*profiles, np.zeros(1, np.int32)])
+        part = np.repeat(np.arange(len(items)), [prefix.patch_positions.size for prefix in prefixes])
+        position = np.concatenate([prefix.patch_positions for prefix in prefixes])
+        top = np.concatenate([prefix.patch_tops for prefix in prefixes]).astype(np.int64)
+        is_inside = (position >= start[part]) & (position < (start + num_words)[part])
+        self._patches = (part << 42 | position << 16 | top)[is_inside]
+
+    def _place_blocks(self, chosen: Sequence[int]) -> None:
+        """To be called when parts are filled."""
+        tables = self._tables
+        raw, entropy = np.concatenate([block_sizes(item) for item in self._items], axis=1)
+        single = (tables.parts[:, f.SINGLE.value] >= 0)[tables.block_part]
+        wrong = (raw != tables.raw_block_bytes) | (single & (entropy > 0))
+        if wrong.any():
+            with item_named(chosen[int(tables.block_part[wrong.argmax()])]):
+                raise MalformedFileError("a block of a part has the wrong size")
+        at = np.array([item.plane_offsets for item in self._items], np.int64)
+        num_blocks = np.array([item.num_blocks for item in self._items], np.int64)
+        tables.blocks[:, f.BLOCK_AT.value] = at[tables.block_part, 1] + starts_within(entropy, num_blocks)
+        tables.blocks[:, f.BLOCK_BYTES.value] = entropy
+        # Segments are in the order of their parts.
+        part, raw_at = tables.segments[:, f.SEG_PART.value], tables.segments[:, f.SEG_RAW_AT.value]
+        first_of_part = raw_at[np.searchsorted(part, np.arange(len(self._items)))]
+        raw_at += (at[:, 0] // 4 - first_of_part)[part]
 
     def decode(self, stored: torch.Tensor) -> torch.Tensor:
         """Decode from the stored bytes (flat uint8 on the device); does not wait.
@@ -171,7 +171,7 @@ class RansItems:
                 item.out.zero_()
         tables = upload_tables(self._tables, upload)
         errors = launcher.zeros(len(parts), torch.int32)
-        freqs = np.stack([prefix.freqs for prefix in self._prefixes]).astype(np.int32)
+        freqs = np.concatenate([prefix.freqs for prefix in self._prefixes]).astype(np.int32)
         whole = stored[: stored.numel() // 8 * 8]
         launcher.decode(
             decode_programs(tables, parts, np.ones(len(parts), bool), upload),

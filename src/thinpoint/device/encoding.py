@@ -56,6 +56,7 @@ class Batch:
         blocks: the table of blocks on the device, with place and size.
         patches: int64 on the device, in any order.
         prefix_bytes: int64, size of each part's prefix.
+        encoded: recorded when all of it was encoded; None where there is no CUDA device.
     """
 
     members: np.ndarray
@@ -71,6 +72,7 @@ class Batch:
     blocks: torch.Tensor
     patches: torch.Tensor
     prefix_bytes: np.ndarray
+    encoded: torch.cuda.Event | None
 
     def stored_bytes(self) -> np.ndarray:
         """int64: prefix and planes of each part."""
@@ -128,9 +130,9 @@ class _Known:
     work: Work | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Flight:
-    """A wave between `Encoder.begin` and `Encoder.finish`."""
+    """A wave between `Encoder.begin` and `Encoder.finish`, which takes the run from it."""
 
     items: Sequence[EncodeItem]
     known: _Known
@@ -174,7 +176,7 @@ class Encoder:
 
         Raises: as `encode`.
         """
-        known, run = flight.known, flight.run
+        known, run, flight.run = flight.known, flight.run, None
         outcome = Outcome(batches=[], constants={}, raw=[], host=list(known.host))
         if run is None:
             return outcome
@@ -212,7 +214,7 @@ class Encoder:
             run.counters[:1].zero_()
             self._runner.code(run)
             facts = self._runner.facts(run)
-        assert run.blocks is not None
+        assert run.blocks is not None and run.copies is not None
         batch = Batch(
             members=members,
             assumptions=run.work.assumptions,
@@ -227,6 +229,7 @@ class Encoder:
             blocks=run.blocks,
             patches=run.patches[: facts.num_patches],
             prefix_bytes=_prefix_bytes(facts.parts, facts.masks),
+            encoded=run.copies.done,
         )
         again = self._judge(run.items, run.work.assumptions, facts, batch, outcome)
         if batch.accepted.any():

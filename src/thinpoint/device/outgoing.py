@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from thinpoint.codec.rans.spec import CODEC_ID as RANS_ID
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
+from thinpoint.device.launch import Launcher
 from thinpoint.device.prefixes import HostPlans, prefix_of
 from thinpoint.device.tables import starts
 from thinpoint.device.transfers import HostCopies, as_bytes
@@ -30,6 +32,10 @@ class Outgoing(Protocol):
     @property
     def stored_bytes(self) -> int:
         """About how much host memory they take."""
+        ...
+
+    def send(self) -> None:
+        """Begin to copy them, if that was not begun; waits until they are encoded."""
         ...
 
     def wait(self) -> None:
@@ -51,12 +57,53 @@ class Pending:
     def stored_bytes(self) -> int:
         return sum(wave.stored_bytes for wave in self._waves)
 
+    def send(self) -> None:
+        for wave in self._waves:
+            wave.send()
+
     def wait(self) -> None:
         for wave in self._waves:
             wave.wait()
 
     def parts(self) -> list[EncodedPart]:
         return [part for wave in self._waves for part in wave.parts()]
+
+
+class Launched:
+    """A wave that is being encoded.
+
+    Args:
+        send: waits for it and begins to copy it. Called once, with the stream that is current now.
+        device: where it is.
+    """
+
+    def __init__(self, send: Callable[[], list[Outgoing]], device: torch.device) -> None:
+        self._send: Callable[[], list[Outgoing]] | None = send
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._sent = Pending(())
+
+    @property
+    def stored_bytes(self) -> int:
+        """See `Outgoing.stored_bytes`."""
+        self.send()
+        return self._sent.stored_bytes
+
+    def send(self) -> None:
+        """See `Outgoing.send`."""
+        send, self._send = self._send, None
+        if send is not None:
+            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+                self._sent = Pending(send())
+
+    def wait(self) -> None:
+        """See `Outgoing.wait`."""
+        self.send()
+        self._sent.wait()
+
+    def parts(self) -> list[EncodedPart]:
+        """See `Outgoing.parts`."""
+        self.send()
+        return self._sent.parts()
 
 
 class OutgoingWords:
@@ -66,10 +113,14 @@ class OutgoingWords:
         self._word_bytes = item.word_bytes
         self._copies = copies
         self._words = copies.add(item.words)
+        copies.begin()
 
     @property
     def stored_bytes(self) -> int:
         return self._words.size
+
+    def send(self) -> None:
+        pass
 
     def wait(self) -> None:
         self._copies.wait()
@@ -80,21 +131,37 @@ class OutgoingWords:
 
 
 class OutgoingWave:
-    """What a device encoded.
+    """What a device encoded: its planes are copied while it still proves and digests them.
 
     Args:
-        copies: makes the copies; begins with all of them at once.
+        wave: for which nobody vouched yet.
+        make_copies: gives what copies.
         host: encodes the parts that the device left to it.
+        prove: see `DeviceCodec.vouch`.
     """
 
-    def __init__(self, codec: DeviceCodec, wave: DeviceWave, copies: HostCopies, host: HostBackend) -> None:
-        assert wave.raw_digests is not None
-        self._copies, self._host = copies, host
+    def __init__(
+        self,
+        codec: DeviceCodec,
+        wave: DeviceWave,
+        make_copies: Callable[[], HostCopies],
+        host: HostBackend,
+        *,
+        prove: bool,
+    ) -> None:
+        self._codec, self._make_copies, self._host = codec, make_copies, host
         items, outcome = wave.items, wave.outcome
-        self._raw_digests = copies.add(wave.raw_digests)
-        self._batches = [_BatchCopy(codec, batch, copies) for batch in outcome.batches]
+        self._batches = [_BatchCopy(batch, make_copies()) for batch in outcome.batches]
+        codec.vouch(wave, prove=prove)
+        assert wave.raw_digests is not None
+        self._copies = copies = make_copies()
         self._plain = {i: copies.add(items[i].words) for i in (*outcome.raw, *outcome.host)}
-        self._raw, self._on_host, self._constants = outcome.raw, outcome.host, outcome.constants
+        for batch in self._batches:
+            batch.digest(codec.launcher, copies)
+        self._raw_digests = copies.add(wave.raw_digests)
+        self._proofs = [copies.add(proof) for proof in wave.proofs]
+        copies.begin()
+        self._raw, self._constants = outcome.raw, outcome.constants
         self._shapes = [(item.words.numel(), item.word_bytes, item.spec) for item in items]
         # What is copied must not be given to others before.
         self._wave: DeviceWave | None = wave
@@ -105,10 +172,20 @@ class OutgoingWave:
         coded = sum(batch.stored_bytes for batch in self._batches)
         return coded + sum(words.size for words in self._plain.values())
 
+    def send(self) -> None:
+        """See `Outgoing.send`."""
+
     def wait(self) -> None:
         """See `Outgoing.wait`."""
+        for batch in self._batches:
+            batch.wait()
         self._copies.wait()
-        self._wave = None
+        wave, self._wave = self._wave, None
+        if wave is not None:
+            copies = self._make_copies()
+            for i in self._codec.reject(wave, self._proofs):
+                self._plain[i] = copies.add(wave.items[i].words)
+            copies.wait()
 
     def parts(self) -> list[EncodedPart]:
         """See `Outgoing.parts`."""
@@ -132,7 +209,7 @@ class OutgoingWave:
 class _BatchCopy:
     """A batch on its way to host memory."""
 
-    def __init__(self, codec: DeviceCodec, batch: Batch, copies: HostCopies) -> None:
+    def __init__(self, batch: Batch, copies: HostCopies) -> None:
         host = batch.tables.host
         self._accepted, self._members = batch.accepted, batch.members
         self._rows, self._assumptions = batch.host_parts, batch.assumptions
@@ -144,11 +221,8 @@ class _BatchCopy:
         self.stored_bytes = int(sizes.sum() + batch.prefix_bytes[batch.accepted].sum())
         self._owner = host.block_part[blocks]
         raw_plane = as_bytes(batch.raw)
-        addresses = np.concatenate(
+        self._addresses = np.concatenate(
             [raw_plane.data_ptr() + raw_starts, batch.entropy.data_ptr() + entropy_starts]
-        )
-        self._digests = copies.add(
-            codec.launcher.digests(addresses, sizes.reshape(-1), np.zeros(addresses.size, np.int64))
         )
         self._planes = (
             _copy_blocks(raw_plane, raw_starts, raw_sizes, copies),
@@ -157,30 +231,40 @@ class _BatchCopy:
         self._cuts = np.cumsum(batch.plans.layout)[:2]
         self._numbers = copies.add(batch.plans.numbers)
         self._patches = copies.add(batch.patches)
+        self._digests = np.zeros(0, np.int64)
+        self._copies = copies
+        copies.begin(after=batch.encoded)
+
+    def digest(self, launcher: Launcher, copies: HostCopies) -> None:
+        """Digest what is copied, and copy that too."""
+        sizes = self._sizes.reshape(-1)
+        self._digests = copies.add(launcher.digests(self._addresses, sizes, np.zeros_like(sizes)))
+
+    def wait(self) -> None:
+        """Wait for the copies of planes."""
+        self._copies.wait()
 
     def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:
         """(index in the wave, part) of the parts that count. raw_digests: of the wave's parts."""
         digests = self._digests.view(np.uint64)[: 2 * self._owner.size].reshape(2, -1)
-        means, profiles, freqs = np.split(self._numbers, self._cuts)
-        plans = HostPlans(
-            means=means, profiles=profiles, freqs=freqs.reshape(-1, 256), patches=np.sort(self._patches)
-        )
+        plans = HostPlans.of(self._numbers, self._cuts, self._patches)
+        rows, members = self._rows.tolist(), self._members.tolist()
+        first_blocks = np.searchsorted(self._owner, np.arange(len(rows) + 1)).tolist()
         for p in np.flatnonzero(self._accepted).tolist():
-            first, last = np.searchsorted(self._owner, [p, p + 1])
-            row = self._rows[p]
+            row, member = rows[p], members[p]
             prefix, chain = prefix_of(row, self._assumptions[p], p, plans)
-            member = int(self._members[p])
+            blocks = slice(first_blocks[p], first_blocks[p + 1])
             yield (
                 member,
                 EncodedPart(
                     codec_id=RANS_ID,
-                    word_bytes=int(row[f.WORD_BITS.value]) // 8,
-                    num_elems=int(row[f.NUM_ELEMS.value]),
+                    word_bytes=row[f.WORD_BITS.value] // 8,
+                    num_elems=row[f.NUM_ELEMS.value],
                     block_elems=BLOCK_ELEMS,
                     prefix=prefix,
-                    block_sizes=self._sizes[:, first:last].copy(),
-                    blocks=tuple(tuple(plane[first:last]) for plane in self._planes),
-                    block_digests=digests[:, first:last].copy(),
+                    block_sizes=self._sizes[:, blocks].copy(),
+                    blocks=tuple([tuple(plane[blocks]) for plane in self._planes]),
+                    block_digests=digests[:, blocks].copy(),
                     raw_digest=raw_digests[member],
                     chain=chain,
                 ),

@@ -215,6 +215,7 @@ class Runner:
         )
         run.copies = HostCopies(launcher.device)
         run.found = run.copies.add(run.report)
+        run.copies.begin()
 
     def facts(self, run: Run) -> Facts:
         """Wait for the device and take the report apart."""

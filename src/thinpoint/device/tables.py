@@ -119,6 +119,12 @@ def starts(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
 
 
+def starts_within(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Exclusive running sums of things of which owner i has counts[i], from 0 for each owner."""
+    sums = np.concatenate([[0], np.cumsum(sizes)])
+    return sums[:-1] - np.repeat(sums[starts(counts)], counts)
+
+
 def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(owner, index within its owner) of things of which owner i has counts[i]."""
     owner = np.repeat(np.arange(counts.size), counts)

@@ -13,21 +13,24 @@ OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.Out
 
 
 class HostCopies:
-    """Copies that run together: behind what is on the device's current stream when each is added.
+    """Copies that run together, once, behind what is on the device's current stream when they begin.
 
     Args:
         device: where from.
         stream: what they run on, so that later work on the current stream does not wait for them; None for that stream.
+
+    Attributes:
+        done: recorded behind the last copy; None before they began, and where there is no CUDA device.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
         self._stream = stream
-        self._held: list[torch.Tensor] = []
-        self._done: torch.cuda.Event | None = None
+        self._wanted: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.done: torch.cuda.Event | None = None
 
     def add(self, tensor: torch.Tensor) -> np.ndarray:
-        """Start to copy a contiguous tensor, which must stay as it is until `wait`; the array is valid after that.
+        """Host memory for a contiguous tensor, which must stay as it is until `wait`; the array is valid after that.
 
         uint8 for unsigned wider types.
         """
@@ -35,24 +38,36 @@ class HostCopies:
             copy: np.ndarray = tensor.clone().numpy()
             return copy
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        current = torch.cuda.current_stream(self._device)
-        stream = self._stream or current
-        stream.wait_stream(current)
-        if self._done is None:
-            self._done = torch.cuda.Event()
-        with torch.cuda.stream(stream):
-            host.copy_(tensor, non_blocking=True)
-            self._done.record()
-        # Freed before the copy is done, its memory must not go to others.
-        self._held.append(tensor)
+        self._wanted.append((host, tensor))
         array: np.ndarray = host.numpy()
         return array
 
+    def begin(self, after: torch.cuda.Event | None = None) -> None:
+        """Start all copies that were added; no more may be added.
+
+        Args:
+            after: what they wait for, if it is less than all that is on the current stream.
+        """
+        if self.done is not None or not self._wanted:
+            return
+        current = torch.cuda.current_stream(self._device)
+        stream = self._stream or current
+        if after is not None:
+            stream.wait_event(after)
+        elif stream is not current:
+            stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for host, tensor in self._wanted:
+                host.copy_(tensor, non_blocking=True)
+        self.done = stream.record_event()
+
     def wait(self) -> None:
-        """Wait until all copies are there."""
-        if self._done is not None:
-            self._done.synchronize()
-        self._held = []
+        """Wait until all copies are there; they begin now if they have not."""
+        self.begin()
+        if self.done is not None:
+            self.done.synchronize()
+        # Freed before the copies are done, memory would go to others.
+        self._wanted = []
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,12 +29,15 @@ class DeviceWave:
     Attributes:
         items: what was encoded.
         outcome: how each part is stored.
-        raw_digests: int64[items] on the device, digests of the parts' words, or None if they were not asked for.
+        raw_digests: int64[items] on the device, digests of the parts' words; None unless `vouch` made them.
+        proofs: for each batch of the outcome int32[parts] on the device, 0 where a part that counts decodes to its own bits;
+            empty unless `vouch` made them.
     """
 
     items: Sequence[EncodeItem]
     outcome: Outcome
-    raw_digests: torch.Tensor | None
+    raw_digests: torch.Tensor | None = None
+    proofs: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def stored_bytes(self) -> int:
@@ -72,16 +75,25 @@ class DeviceCodec:
             StateChangedError: words changed meanwhile.
             torch.OutOfMemoryError: there was no memory for a wave of this size; nothing was changed.
         """
-        return self.finish(self.begin(items), digest=digest, prove=prove)
+        wave = self.land(self.begin(items))
+        self.vouch(wave, digest=digest, prove=prove)
+        unproven = self.reject(wave, [proof.cpu().numpy() for proof in wave.proofs])
+        if unproven and wave.raw_digests is not None:
+            members = np.array(unproven)
+            wave.raw_digests[self.launcher.upload(members)] = self._digests(items, members)
+        return wave
 
     def begin(self, items: Sequence[EncodeItem]) -> Flight:
         """Launch the encoding of parts without waiting, so that the device has the next wave when this one is done."""
         return self._encoder.begin(items)
 
-    def finish(self, flight: Flight, *, digest: bool = True, prove: bool = True) -> DeviceWave:
-        """The wave that `begin` launched; arguments, waits and errors as `encode`."""
-        items = flight.items
-        outcome = self._encoder.finish(flight)
+    def land(self, flight: Flight) -> DeviceWave:
+        """The wave that `begin` launched, without digests and proofs; waits until it is encoded. Errors as `encode`."""
+        return DeviceWave(items=flight.items, outcome=self._encoder.finish(flight))
+
+    def vouch(self, wave: DeviceWave, *, digest: bool = True, prove: bool = True) -> None:
+        """Launch digests and proofs; arguments as `encode`. `reject` is to be called with what the proofs find."""
+        items, outcome = wave.items, wave.outcome
         digests = self.launcher.zeros(len(items), torch.int64) if digest else None
         proven = [i for batch in outcome.batches for i in batch.members[batch.accepted]] if prove else []
         if digests is not None:
@@ -90,10 +102,31 @@ class DeviceCodec:
                 digests[self.launcher.upload(others)] = self._digests(items, others)
             for i, word in outcome.constants.items():
                 digests[i : i + 1] = self._constant_digest(items[i], word)
-        if prove:
-            for batch in outcome.batches:
-                self._prove(items, batch, outcome, digests)
-        return DeviceWave(items=items, outcome=outcome, raw_digests=digests)
+        wave.raw_digests = digests
+        wave.proofs = [self._prove(items, batch, digests) for batch in outcome.batches] if prove else []
+
+    def reject(self, wave: DeviceWave, proofs: Sequence[np.ndarray]) -> list[int]:
+        """Log parts that did not decode to their own bits, and store them raw; returns their indices in the wave.
+
+        Args:
+            proofs: those of the wave, in host memory.
+        """
+        rejected = []
+        for batch, wrong in zip(wave.outcome.batches, proofs, strict=False):
+            for p in np.flatnonzero((wrong[: batch.accepted.size] != 0) & batch.accepted):
+                item = wave.items[batch.members[p]]
+                batch.accepted[p] = False
+                rejected.append(int(batch.members[p]))
+                log.error(
+                    "a part did not decode to its own bits and is stored raw: %s, %d bytes, device %s, columns %s. "
+                    "Please report this with the tensor",
+                    item.spec,
+                    item.words.numel(),
+                    self.device,
+                    batch.host_parts[p].tolist(),
+                )
+        wave.outcome.raw += rejected
+        return rejected
 
     def decode(
         self, wave: DeviceWave, outs: Sequence[torch.Tensor], *, digest: bool = False
@@ -129,15 +162,16 @@ class DeviceCodec:
         sizes = np.array([items[i].words.numel() for i in chosen], np.int64)
         return self.launcher.digests(addresses, sizes, np.zeros_like(sizes))
 
-    def _prove(
-        self, items: Sequence[EncodeItem], batch: Batch, outcome: Outcome, digests: torch.Tensor | None
-    ) -> None:
-        """Decode the parts of a batch, as many at a time as fit the scratch memory, and compare their bits."""
+    def _prove(self, items: Sequence[EncodeItem], batch: Batch, digests: torch.Tensor | None) -> torch.Tensor:
+        """Decode the parts of a batch, as many at a time as fit the scratch memory, and compare their bits.
+
+        Returns:
+            int32[parts]: 0 where no bit differs; only that of parts that count says anything. digests: theirs are filled in.
+        """
         launcher = self.launcher
         sizes = np.array([items[i].words.numel() for i in batch.members], np.int64)
         padded = -(-sizes // ALIGNMENT) * ALIGNMENT
         accepted = np.flatnonzero(batch.accepted)
-        # What encoding took is free again.
         budget = max(sum(self.scratch_bytes(items[i]) for i in batch.members), int(padded.max()))
         wrong = launcher.zeros(len(sizes), torch.int32)
         while accepted.size:
@@ -159,24 +193,7 @@ class DeviceCodec:
                 # Of what was decoded, not of what is in memory now: the digest belongs to the bytes that are stored.
                 own = launcher.digests(places[chosen], sizes[chosen], np.zeros_like(chosen))
                 digests[launcher.upload(batch.members[chosen])] = own
-        bad = np.flatnonzero((wrong.cpu().numpy()[: sizes.size] != 0) & batch.accepted)
-        for p in bad:
-            member = int(batch.members[p])
-            item = items[member]
-            batch.accepted[p] = False
-            outcome.raw.append(member)
-            row = batch.host_parts[p]
-            log.error(
-                "a part did not decode to its own bits and is stored raw: %s, %d bytes, device %s, columns %s. "
-                "Please report this with the tensor",
-                item.spec,
-                item.words.numel(),
-                self.device,
-                row.tolist(),
-            )
-        if bad.size and digests is not None:
-            members = batch.members[bad]
-            digests[launcher.upload(members)] = self._digests(items, members)
+        return wrong
 
 
 def fill_words(out: torch.Tensor, word: int, word_bytes: int) -> None:

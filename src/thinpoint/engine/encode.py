@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 DEVICE_WAVE_BYTES = 256 << 20
 """Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
 
+LARGE_WAVES = 2
+"""So many times more while the caller only waits for the device, which has no step to run meanwhile."""
+
 TASK_BYTES = 256 << 10
 """Raw bytes that a thread encodes at least, unless fewer are left: a third of a millisecond's work."""
 
@@ -41,12 +45,12 @@ def devices_used(storages: Iterable[StorageSource], devices: Devices) -> set[tor
 
 
 def enough_bytes(num_devices: int) -> int:
-    """Raw bytes of so many waves that no stage waits for another: one is encoded, one copied from the device, one written.
+    """Raw bytes of so many waves that no stage waits for another: one encoded, one proven, one copied, one written.
 
     Args:
         num_devices: devices that encode.
     """
-    return 2 * PART_BYTES + 3 * DEVICE_WAVE_BYTES * num_devices
+    return 2 * PART_BYTES + 4 * DEVICE_WAVE_BYTES * num_devices
 
 
 def encode_waves(
@@ -58,20 +62,24 @@ def encode_waves(
     devices: Devices,
     seconds: dict[str, float],
     progress: Progress | None = None,
+    wave_scale: int = 1,
 ) -> None:
     """Encode every part and put it into the flow, in order, waiting where that has no room.
 
-    Once it returns, the storages are needed no more: what is in the flow is a copy.
+    Once it returns, the storages are needed no more: what is in the flow is a copy. On a device one wave is encoded while
+    the one before is proven and the one before that copied.
 
     Args:
+        wave_scale: a device encodes so many times DEVICE_WAVE_BYTES at once.
         flow: gets for each wave what makes its parts; its limit also makes waves smaller, down to one part.
         seconds: of each stage; "encode" and "wait" are added to.
     """
     done = 0
-    begun: _Wave | None = None
+    under_way: deque[_Wave] = deque()
 
-    def finish(wave: _Wave) -> None:
+    def finish() -> None:
         nonlocal done
+        wave = under_way.popleft()
         with timed(seconds, "encode"):
             kept = wave.settle()
         flow.put(wave.new_parts, reserved=wave.raw_bytes, kept=kept)
@@ -79,22 +87,25 @@ def encode_waves(
         if progress:
             progress(done)
 
-    for jobs in _waves(part_jobs(storages, devices), flow.limit_bytes // 2):
+    device_bytes = min(wave_scale * DEVICE_WAVE_BYTES, flow.limit_bytes // 2)
+    for jobs in _waves(part_jobs(storages, devices), device_bytes):
         raw_bytes = sum(job.num_bytes for job in jobs)
-        if begun is not None and not flow.has_room(raw_bytes):
-            # The writer may need it to make room.
-            finish(begun)
-            begun = None
+        while under_way and not flow.has_room(raw_bytes):
+            # The writer may need them to make room.
+            finish()
         with timed(seconds, "wait"):
             flow.reserve(raw_bytes)
         with timed(seconds, "encode"):
-            following = _Wave(jobs, raw_bytes, backend, workers)
-        if begun is not None:
-            finish(begun)
-        begun = following
-        del following
-    if begun is not None:
-        finish(begun)
+            under_way.append(_Wave(jobs, raw_bytes, backend, workers))
+            if len(under_way) > 1:
+                under_way[-2].send()
+        if len(under_way) > 2:
+            finish()
+    if under_way:
+        with timed(seconds, "encode"):
+            under_way[-1].send()
+    while under_way:
+        finish()
     flow.close()
 
 
@@ -109,8 +120,8 @@ def _label(region: Region) -> dict[str, Any]:
     }
 
 
-def _waves(jobs: Iterable[PartJob], most_bytes: int) -> Iterator[list[PartJob]]:
-    """The jobs in order, in lists that no device's budget is too small for, which is at most `most_bytes`.
+def _waves(jobs: Iterable[PartJob], device_bytes: int) -> Iterator[list[PartJob]]:
+    """The jobs in order, in lists of at most `device_bytes` on each device, and PART_BYTES on the CPU.
 
     Budgets are apart, so that the few bytes that an optimizer keeps on the CPU for each of its tensors on a GPU do not
     cut the GPU's waves short.
@@ -118,7 +129,7 @@ def _waves(jobs: Iterable[PartJob], most_bytes: int) -> Iterator[list[PartJob]]:
     wave: list[PartJob] = []
     used: dict[torch.device | None, int] = {}
     for job in jobs:
-        budget = min(PART_BYTES if job.on is None else DEVICE_WAVE_BYTES, most_bytes)
+        budget = min(PART_BYTES, device_bytes) if job.on is None else device_bytes
         if job.device in used and used[job.device] + job.num_bytes > budget:
             yield wave
             wave, used = [], {}
@@ -131,7 +142,7 @@ def _waves(jobs: Iterable[PartJob], most_bytes: int) -> Iterator[list[PartJob]]:
 class _Wave:
     """A wave under way: each device has its parts in one batch, while the CPU's threads have theirs.
 
-    A device copies what it encoded to the host while the next wave is begun.
+    What it encoded begins to be copied to the host with `send`.
     """
 
     def __init__(self, jobs: list[PartJob], raw_bytes: int, backend: HostBackend, workers: Workers) -> None:
@@ -144,22 +155,30 @@ class _Wave:
         self._host_places = places.pop(None, [])
         self._on_host = _encode_on_host([jobs[place] for place in self._host_places], backend, workers)
         self._on_devices = [
-            (device_places, _begin_on_device([jobs[place] for place in device_places]))
-            for device_places in places.values()
+            (device, device_places, _begin_on_device([jobs[place] for place in device_places]))
+            for device, device_places in places.items()
+            if device is not None
         ]
+
+    def send(self) -> None:
+        """Let the devices copy what they have encoded; they have the next wave already."""
+        for device, _, pending in self._on_devices:
+            with device_lock(device):
+                pending.send()
 
     def settle(self) -> int:
         """Wait until nothing of the state is needed any more; returns how many bytes of host memory the wave takes."""
-        for _, pending in self._on_devices:
+        self.send()
+        for _, _, pending in self._on_devices:
             pending.wait()
         self._on_host = list(self._on_host)
-        on_devices = sum(pending.stored_bytes for _, pending in self._on_devices)
+        on_devices = sum(pending.stored_bytes for _, _, pending in self._on_devices)
         return on_devices + sum(part.stored_bytes for part in self._on_host)
 
     def new_parts(self) -> list[NewPart]:
         """The parts in order. Only once: it keeps none of them."""
         parts: dict[int, EncodedPart] = {}
-        for places, pending in self._on_devices:
+        for _, places, pending in self._on_devices:
             parts.update(zip(places, pending.parts(), strict=True))
         parts.update(zip(self._host_places, self._on_host, strict=True))
         self._on_host, self._on_devices = [], []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinpoint.engine.runs import Run
+from thinpoint.engine.runs import PartRange, Run
 from thinpoint.engine.workers import Workers
 from thinpoint.file.reader import FileReader
 
@@ -21,7 +22,7 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWave:
-    """The stored bytes of a wave, and for each of its runs where the planes begin in them.
+    """What is stored of a wave, and for each of its runs where the planes begin in it.
 
     Attributes:
         data: flat uint8 tensor, host memory; page-locked if the device reads it itself.
@@ -32,11 +33,17 @@ class StoredWave:
     plane_offsets: list[tuple[int, ...]]
 
 
-def fetch_run(reader: FileReader, run: Run) -> list[list[np.ndarray]]:
-    """For each plane the stored blocks of a run, unchecked. May be called from several threads."""
-    planes = range(run.head.num_planes)
-    return [
-        reader.read_blocks(run.part, run.head, plane, run.first, run.last, check=False) for plane in planes
+def fetch_run(reader: FileReader, item: Run | PartRange) -> tuple[Run, list[list[np.ndarray]]]:
+    """A run and for each plane its stored blocks, unchecked. May be called from several threads.
+
+    A part of which no head is known is one read.
+    """
+    if isinstance(item, PartRange):
+        head, planes = reader.read_part(item.part)
+        return item.whole_run(head), planes
+    part, head, first, last = item.part, item.head, item.first, item.last
+    return item, [
+        reader.read_blocks(part, head, plane, first, last, check=False) for plane in range(head.num_planes)
     ]
 
 
@@ -47,25 +54,30 @@ def check_run(reader: FileReader, run: Run, planes: list[list[np.ndarray]]) -> N
             reader.check_block(run.part, run.head, plane, block, data)
 
 
-def fetch_wave(reader: FileReader, runs: list[Run], workers: Workers, *, is_pinned: bool) -> StoredWave:
-    """The stored blocks of a wave, unchecked: the device does that. On the background thread of the workers.
+def fetch_wave(
+    reader: FileReader, wave: Sequence[Run | PartRange], workers: Workers, *, is_pinned: bool
+) -> StoredWave:
+    """A wave from the file: heads checked, blocks not: the device does that. On the background thread of the workers.
+
+    Parts of which no head is known are read with it, so that neighbours in the file are one read.
 
     Raises:
+        DigestMismatchError, MalformedFileError, LimitExceededError, UnsupportedFeatureError: as `read_head`.
         MemoryError: there is not enough of it, or none that can be page-locked.
     """
     import torch
 
-    plane_offsets: list[tuple[int, ...]] = []
     ranges: list[tuple[int, int]] = []
-    num_bytes = 0
-    for run in runs:
-        begin = []
-        for plane in range(run.head.num_planes):
-            offset, size = reader.block_range(run.part, run.head, plane, run.first, run.last)
-            begin.append(num_bytes)
-            num_bytes += size
-            ranges.append((offset, size))
-        plane_offsets.append(tuple(begin))
+    for item in wave:
+        if isinstance(item, PartRange):
+            ranges.append((item.entry.offset, item.entry.stored_bytes))
+        else:
+            ranges += [
+                reader.block_range(item.part, item.head, plane, item.first, item.last)
+                for plane in range(item.head.num_planes)
+            ]
+    begins = list(itertools.accumulate((size for _, size in ranges), initial=0))
+    num_bytes = begins.pop()
     try:
         data = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
     except RuntimeError as error:
@@ -78,6 +90,18 @@ def fetch_wave(reader: FileReader, runs: list[Run], workers: Workers, *, is_pinn
 
     for _ in workers.copy_map(read_piece, _pieces(ranges)):
         pass
+    runs, plane_offsets = [], []
+    places = iter(begins)
+    for item in wave:
+        if isinstance(item, PartRange):
+            begin = next(places)
+            body = begin + item.entry.head_bytes
+            head = reader.unpack_head(item.part, memory[begin:body])
+            runs.append(item.whole_run(head))
+            plane_offsets.append(tuple(body + at for at in head.block_starts[:, :1].ravel().tolist()))
+        else:
+            runs.append(item)
+            plane_offsets.append(tuple(itertools.islice(places, item.head.num_planes)))
     return StoredWave(runs=runs, data=data, plane_offsets=plane_offsets)
 
 

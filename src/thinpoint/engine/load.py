@@ -82,9 +82,12 @@ class StorageLoader:
         """
         import torch
 
-        where = {
-            storage: resolve_device(self._entries[storage].device, self._map_location) for storage in needed
+        recorded = {storage: self._entries[storage].device for storage in needed}
+        # Resolved once, as it tries whether the device is there.
+        resolved = {
+            name: resolve_device(name, self._map_location) for name in dict.fromkeys(recorded.values())
         }
+        where = {storage: resolved[name] for storage, name in recorded.items()}
         self._check_memory(sum(self._entries[s].bytes for s, device in where.items() if device.type == "cpu"))
         targets: list[Target | DeviceTarget] = []
         for storage, ranges in needed.items():
@@ -98,10 +101,8 @@ class StorageLoader:
             else:
                 self._fill_through_host(storage, ranges, made)
         self._restorer.fill(targets)
-        for storage in needed:
-            self._ready[storage] = place(
-                self._ready[storage], self._entries[storage].device, self._map_location
-            )
+        for storage, name in recorded.items():
+            self._ready[storage] = place(self._ready[storage], name, self._map_location)
 
     def storage(self, storage: int, ranges: list[tuple[int, int]]) -> torch.UntypedStorage:
         """A storage that was prepared, or filled now."""

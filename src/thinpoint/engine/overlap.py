@@ -110,6 +110,8 @@ class OverlapSaving(Saving):
         self, state: FlatState, backends: Backends, *, in_place: InPlace, reading: Reading, **options: Any
     ) -> None:
         super().__init__(state, backends, **options)
+        # A step that waits for a wave should not wait long, and training needs the memory.
+        self._wave_scale = 1
         self.reading = reading
         self._in_place: InPlace | None = in_place
         self._flow: CheckedFlow = CheckedFlow(self._flow.limit_bytes, in_place)

@@ -245,6 +245,7 @@ def _begin_digests(device: torch.device, jobs: list[PartJob]) -> Callable[[], It
     copies = HostCopies(device)
     with device_lock(device), on_device(device):
         sums = copies.add(_launcher(device).digests(addresses, sizes, np.zeros_like(sizes)))
+        copies.begin()
 
     def settle() -> Iterator[tuple[Place, int]]:
         copies.wait()

@@ -26,6 +26,7 @@ from thinpoint.engine.runs import (
     RUN_BYTES,
     WAVE_BYTES,
     DeviceTarget,
+    PartRange,
     Run,
     RunMaker,
     Target,
@@ -52,21 +53,21 @@ class _PartDigests:
     def __init__(self, reader: FileReader) -> None:
         self._reader = reader
         self._sums: dict[int, int] = {}
-        self._parts: dict[int, tuple[int, str | None]] = {}
+        self._parts: dict[int, int] = {}
 
     def add(self, run: Run, partial: int) -> None:
         if run.whole is not None:
             self._sums[run.whole] = (self._sums.get(run.whole, 0) + partial) & MASK
-            self._parts[run.whole] = run.part, run.head.name
+            self._parts[run.whole] = run.part
 
     def check(self) -> None:
-        for number, (part, name) in self._parts.items():
+        for number, part in self._parts.items():
             expected = self._reader.index.parts[part].raw_digest
             if self._sums[number] != expected:
                 raise DigestMismatchError(
                     "the decoded bits do not match their checksum",
                     where=self._reader.name,
-                    tensor=name,
+                    tensor=self._reader.read_head(part).name,
                     offset=self._reader.index.parts[part].offset,
                     expected=hex64(expected),
                     actual=hex64(self._sums[number]),
@@ -124,12 +125,12 @@ class Restorer:
                 if isinstance(target, Target):
                     self._maker.clear_gaps(target)
                     yield target
-                elif len(target.out):
+                elif target.start < target.end:
                     on_device.setdefault(target.out.device, []).append(target)
 
-        runs = (run for target in host_targets() for run in self._maker.runs(target, numbers, RUN_BYTES))
-        for group, partials in self._workers.staged(self._fetch, self._decode, _groups(runs)):
-            for run, digest in zip(group, partials, strict=True):
+        items = (item for target in host_targets() for item in self._maker.items(target, numbers, RUN_BYTES))
+        for decoded in self._workers.staged(self._fetch, self._decode, _groups(items)):
+            for run, digest in decoded:
                 digests.add(run, digest)
         for device, of_device in on_device.items():
             backend = self.devices.get(device)
@@ -137,34 +138,34 @@ class Restorer:
             self._fill_on_device(backend, of_device, digests, numbers)
         digests.check()
 
-    def _fetch(self, group: list[Run]) -> list[list[list[np.ndarray]]]:
-        """For each run the stored blocks of its planes, unchecked."""
+    def _fetch(self, group: list[Run | PartRange]) -> list[tuple[Run, list[list[np.ndarray]]]]:
+        """Runs, each with the stored blocks of its planes, unchecked."""
         fetched = []
-        for run in group:
-            with self._locating(run):
-                fetched.append(fetch_run(self.reader, run))
+        for item in group:
+            with self._locating(item):
+                fetched.append(fetch_run(self.reader, item))
         return fetched
 
     def _decode(
-        self, group: list[Run], fetched: Future[list[list[list[np.ndarray]]]]
-    ) -> tuple[list[Run], list[int]]:
-        """Check and decode runs; returns them with the partial raw digest of all blocks of each."""
-        partials = []
-        for run, planes in zip(group, fetched.result(), strict=True):
+        self, group: list[Run | PartRange], fetched: Future[list[tuple[Run, list[list[np.ndarray]]]]]
+    ) -> list[tuple[Run, int]]:
+        """Check and decode runs; returns them, each with the partial raw digest of all its blocks."""
+        decoded = []
+        for run, planes in fetched.result():
             with self._locating(run):
                 check_run(self.reader, run, planes)
-                partials.append(self._decode_blocks(run, planes))
-        return group, partials
+                decoded.append((run, self._decode_blocks(run, planes)))
+        return decoded
 
     @contextmanager
-    def _locating(self, run: Run) -> Iterator[None]:
-        """Errors tell where the run is."""
+    def _locating(self, item: Run | PartRange) -> Iterator[None]:
+        """Errors tell where it is."""
         try:
             yield
         except MemoryError as error:
-            raise self._no_memory(run) from error
+            raise self._no_memory(item) from error
         except ThinpointError as error:
-            raise self._located(error, run) from error.__cause__
+            raise self._located(error, item) from error.__cause__
 
     def _decode_blocks(self, run: Run, planes: list[list[np.ndarray]]) -> int:
         coded = coded_part(run.head)
@@ -195,7 +196,9 @@ class Restorer:
         for target in targets:
             # Here and not where runs are made: that is another thread, with another current stream.
             self._maker.clear_gaps(target)
-        made = waves(run for target in targets for run in self._maker.runs(target, numbers, DEVICE_RUN_BYTES))
+        made = waves(
+            item for target in targets for item in self._maker.items(target, numbers, DEVICE_RUN_BYTES)
+        )
 
         def read_next() -> StoredWave | None:
             wave = next(made, None)
@@ -208,7 +211,7 @@ class Restorer:
                 digests.add(run, digest)
                 self._report(run)
 
-    def _fetch_wave(self, wave: list[Run], device: torch.device) -> StoredWave:
+    def _fetch_wave(self, wave: list[Run | PartRange], device: torch.device) -> StoredWave:
         try:
             return fetch_wave(self.reader, wave, self._workers, is_pinned=device.type == "cuda")
         except MemoryError as error:
@@ -247,28 +250,32 @@ class Restorer:
                 run.out.copy_(out[run.start - low : run.end - low])
         return partials
 
-    def _no_memory(self, run: Run) -> ThinpointError:
-        return self._located(NotEnoughMemoryError("there is not enough memory to decode a part"), run)
+    def _no_memory(self, item: Run | PartRange) -> ThinpointError:
+        tensor = self._maker.head(item.part).name
+        return self._located(
+            NotEnoughMemoryError("there is not enough memory to decode a part", tensor=tensor), item
+        )
 
-    def _located(self, error: ThinpointError, run: Run) -> ThinpointError:
-        """The error with the file, offset and tensor, where it does not name them yet."""
-        entry = self.reader.index.parts[run.part]
+    def _located(self, error: ThinpointError, item: Run | PartRange) -> ThinpointError:
+        """The error with the file, offset and tensor (if its head is known), where it does not name them yet."""
+        entry = self.reader.index.parts[item.part]
         error.where = error.where or self.reader.name
         error.offset = entry.offset if error.offset is None else error.offset
-        error.tensor = error.tensor or run.head.name
+        if isinstance(item, Run):
+            error.tensor = error.tensor or item.head.name
         return error
 
 
-def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Runs in order; many small ones are one task, as it takes longer to hand it to a thread than to decode them."""
-    group: list[Run] = []
+def _groups(items: Iterable[Run | PartRange]) -> Iterator[list[Run | PartRange]]:
+    """Items in order; many small ones are one task, as it takes longer to hand it to a thread than to decode them."""
+    group: list[Run | PartRange] = []
     room = TASK_BYTES
-    for run in runs:
-        num_bytes = run.end - run.start
+    for item in items:
+        num_bytes = item.end - item.start
         if group and num_bytes > room:
             yield group
             group, room = [], TASK_BYTES
-        group.append(run)
+        group.append(item)
         room -= num_bytes
     if group:
         yield group

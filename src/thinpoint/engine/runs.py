@@ -12,6 +12,7 @@ import numpy as np
 
 from thinpoint.codec.contract import CodedPart
 from thinpoint.file.head import PartHead
+from thinpoint.file.index import PartEntry
 from thinpoint.file.reader import FileReader
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class Target:
     start: int
     out: np.ndarray
 
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.start + self.out.shape[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTarget:
@@ -59,13 +65,51 @@ class DeviceTarget:
     start: int
     out: torch.Tensor
 
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.start + self.out.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRange:
+    """The bytes [start, end) of a part that a target wants; nothing of the part has been read.
+
+    `whole` numbers the parts that a target wants whole, whose decoded bits can be checked; None if it wants less.
+    `out` is an array, or a tensor on a device.
+    """
+
+    part: int
+    entry: PartEntry
+    whole: int | None
+    start: int
+    end: int
+    out: Any
+
+    @property
+    def wave_bytes(self) -> int:
+        """What the whole part takes of a wave: raw or stored bytes, whichever are more."""
+        return max(self.entry.raw_bytes, self.entry.stored_bytes)
+
+    def whole_run(self, head: PartHead) -> Run:
+        """All blocks of the part as one run."""
+        return Run(
+            part=self.part,
+            whole=self.whole,
+            head=head,
+            first=0,
+            last=head.num_blocks,
+            start=self.start,
+            end=self.end,
+            out=self.out,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Consecutive blocks of one part, and the bytes of the part [start, end) that are wanted of them.
 
-    `whole` numbers the parts that a target wants whole, whose decoded bits can be checked; None if it wants less.
-    `out` is an array, or a tensor on a device.
+    `whole` and `out`: as in `PartRange`.
     """
 
     part: int
@@ -115,27 +159,45 @@ class RunMaker:
 
     def clear_gaps(self, target: Target | DeviceTarget) -> None:
         """Set to zero what no part covers."""
-        start, end = target.start, target.start + len(target.out)
+        start, end = target.start, target.end
         covered = start
         for _, low, high in [*self._parts_in(target), (0, end, end)]:
             if covered < low:
                 target.out[covered - start : low - start] = 0
             covered = high
 
-    def runs(self, target: Target | DeviceTarget, numbers: Iterator[int], run_bytes: int) -> Iterator[Run]:
-        """The runs of a target, of about `run_bytes`; `numbers` gives each part that it wants whole a number of its own."""
+    def items(
+        self, target: Target | DeviceTarget, numbers: Iterator[int], run_bytes: int
+    ) -> Iterator[Run | PartRange]:
+        """What to read and decode for a target: parts of up to `run_bytes` if it wants them whole, else runs of about so many.
+
+        `numbers` gives each part that it wants whole a number of its own.
+        """
+        for wanted in self._ranges(target, numbers):
+            if wanted.whole is not None and wanted.entry.raw_bytes <= run_bytes:
+                yield wanted
+            else:
+                yield from self._runs(wanted, run_bytes)
+
+    def _ranges(self, target: Target | DeviceTarget, numbers: Iterator[int]) -> Iterator[PartRange]:
+        """What a target wants of each part."""
         for part, low, high in self._parts_in(target):
             entry = self._reader.index.parts[part]
-            whole = next(numbers) if high - low == entry.raw_bytes else None
-            out = target.out[low - target.start : high - target.start]
-            yield from self._runs_of_part(part, whole, low - entry.start, high - entry.start, out, run_bytes)
+            yield PartRange(
+                part=part,
+                entry=entry,
+                whole=next(numbers) if high - low == entry.raw_bytes else None,
+                start=low - entry.start,
+                end=high - entry.start,
+                out=target.out[low - target.start : high - target.start],
+            )
 
-    def _runs_of_part(
-        self, part: int, whole: int | None, start: int, end: int, out: Any, run_bytes: int
-    ) -> Iterator[Run]:
-        head = self._head(part)
+    def _runs(self, wanted: PartRange, run_bytes: int) -> Iterator[Run]:
+        """The runs of a part, whose head is read."""
+        part, whole, out, start, end = wanted.part, wanted.whole, wanted.out, wanted.start, wanted.end
+        head = self.head(part)
         if head.num_planes == 0:
-            yield Run(part=part, whole=whole, head=head, first=0, last=0, start=start, end=end, out=out)
+            yield wanted.whole_run(head)
             return
         block_bytes = head.block_elems * head.word_bytes
         step = max(run_bytes // block_bytes, 1)
@@ -154,7 +216,7 @@ class RunMaker:
                 out=out[low - start : high - start],
             )
 
-    def _head(self, part: int) -> PartHead:
+    def head(self, part: int) -> PartHead:
         """The head of a part; a few are kept, for slices that come back to the same part."""
         head = self._heads.get(part)
         if head is None:
@@ -167,7 +229,7 @@ class RunMaker:
 
     def _parts_in(self, target: Target | DeviceTarget) -> Iterator[tuple[int, int, int]]:
         """Each part that a target wants something of, and the bytes of the storage that it wants."""
-        start, end = target.start, target.start + len(target.out)
+        start, end = target.start, target.end
         parts, ends = self._parts_of.get(target.storage, ([], []))
         for place in range(bisect_right(ends, start), len(parts) if start < end else 0):
             entry = self._reader.index.parts[parts[place]]
@@ -176,16 +238,17 @@ class RunMaker:
             yield parts[place], max(start, entry.start), min(end, entry.end)
 
 
-def waves(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """The runs in lists of about WAVE_BYTES."""
-    wave: list[Run] = []
+def waves(items: Iterable[Run | PartRange]) -> Iterator[list[Run | PartRange]]:
+    """Runs, and parts wanted whole, in lists of about WAVE_BYTES."""
+    wave: list[Run | PartRange] = []
     wave_bytes = 0
-    for run in runs:
-        if wave and wave_bytes + run.wave_bytes > WAVE_BYTES:
+    for item in items:
+        item_bytes = item.wave_bytes
+        if wave and wave_bytes + item_bytes > WAVE_BYTES:
             yield wave
             wave, wave_bytes = [], 0
-        wave.append(run)
-        wave_bytes += run.wave_bytes
+        wave.append(item)
+        wave_bytes += item_bytes
     if wave:
         yield wave
 

@@ -13,7 +13,14 @@ from typing import Any
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.plan import ENCODER_VERSION
 from thinpoint.engine.backends import Backends, Devices
-from thinpoint.engine.encode import MakeParts, Progress, devices_used, encode_waves, enough_bytes
+from thinpoint.engine.encode import (
+    LARGE_WAVES,
+    MakeParts,
+    Progress,
+    devices_used,
+    encode_waves,
+    enough_bytes,
+)
 from thinpoint.engine.flow import Flow, clear_frames
 from thinpoint.engine.jobs import backend_names, part_jobs
 from thinpoint.engine.report import timed
@@ -80,6 +87,8 @@ class Saving:
             enough = enough_bytes(len(used))
             host_bytes = enough if host_bytes is None else min(enough, host_bytes)
         self._flow: Flow[MakeParts] = Flow(host_bytes, drains_late=may_fill_budget and bool(used))
+        # Nobody waits for encoding alone when the halves overlap.
+        self._wave_scale = LARGE_WAVES if may_fill_budget else 1
         self._storages = state.storages
         self._backends = backends
         self._progress = progress
@@ -134,6 +143,7 @@ class Saving:
                 devices=self._backends.devices,
                 seconds=self.seconds,
                 progress=self._progress,
+                wave_scale=self._wave_scale,
             )
 
     def write(self, target: AbstractContextManager[Sink], num_threads: int) -> Written:
@@ -260,7 +270,7 @@ def write_file(
 ) -> tuple[FileSummary, list[PartEntry]]:
     """Write a flattened state to a sink as one file; returns its summary and the index entries of its parts.
 
-    Blocks until every byte is with the sink. Host memory besides the state: three waves, each encoded from at most
+    Blocks until every byte is with the sink. Host memory besides the state: four waves, each encoded from at most
     DEVICE_WAVE_BYTES on every device with a backend and PART_BYTES on the CPU.
 
     Args:

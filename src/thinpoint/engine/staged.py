@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from thinpoint.engine.backends import Backends
-from thinpoint.engine.encode import MakeParts, encode_waves
+from thinpoint.engine.encode import LARGE_WAVES, MakeParts, encode_waves
 from thinpoint.engine.flow import Flow
 from thinpoint.engine.save import Saving
 from thinpoint.engine.splice import Kept, parts_at, places_of, spliced
@@ -76,7 +76,7 @@ def encode_state(
 ) -> StagedState:
     """Encode all of a state, each storage where it is; returns when the state may change again.
 
-    Device memory besides the state: two waves of at most DEVICE_WAVE_BYTES and what encoding them takes.
+    Device memory besides the state: three waves of LARGE_WAVES x DEVICE_WAVE_BYTES and what encoding two of them takes.
 
     Args:
         host_bytes: host memory that the encoded parts may take; a single part of 64 MiB may be more.
@@ -94,6 +94,7 @@ def encode_state(
         workers,
         devices=backends.devices,
         seconds={} if seconds is None else seconds,
+        wave_scale=LARGE_WAVES,
     )
     return StagedState(state, held.waves)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,8 +49,7 @@ class Encoded(Protocol):
     def chain(self) -> str: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartHead:
+class PartHead(NamedTuple):
     """A part's head, checked against the specification and its own digest.
 
     Attributes:
@@ -110,9 +108,14 @@ def pack_head(
     label_text = dump_json(dict(label))
     if len(label_text) > limits.MAX_LABEL_BYTES:
         label_text = b"{}"
-    sizes = np.ascontiguousarray(encoded.block_sizes, "<u4")
-    tail = padded(label_text) + padded(sizes.tobytes())
-    tail += np.ascontiguousarray(encoded.block_digests, "<u8").tobytes() + padded(bytes(encoded.prefix))
+    tail = b"".join(
+        [
+            padded(label_text),
+            padded(encoded.block_sizes.astype("<u4").tobytes()),
+            encoded.block_digests.astype("<u8").tobytes(),
+            padded(bytes(encoded.prefix)),
+        ]
+    )
     num_planes, num_blocks = encoded.block_sizes.shape
     if num_planes == 0:
         num_blocks = 0
@@ -168,7 +171,8 @@ def unpack_head(data: np.ndarray, *, where: object, offset: int) -> PartHead:
 
     if data.size < MIN_HEAD_BYTES or data.size % 8:
         raise malformed("impossible size", 0, f"at least {MIN_HEAD_BYTES}, a multiple of 8", data.size)
-    (head_digest,) = WORD.unpack(data[-WORD.size :].tobytes())
+    view = data.data
+    (head_digest,) = WORD.unpack_from(view, data.size - WORD.size)
     check_digest(data[: -WORD.size], head_digest, what="a part's head", where=where, offset=offset)
     (
         magic,
@@ -188,7 +192,7 @@ def unpack_head(data: np.ndarray, *, where: object, offset: int) -> PartHead:
         label_bytes,
         num_inputs,
         reserved,
-    ) = HEAD.unpack(data[:HEAD_FIXED_BYTES].tobytes())
+    ) = HEAD.unpack_from(view)
     if magic != PART_MAGIC:
         raise malformed("no part begins here", 0, PART_MAGIC, magic)
     if num_inputs:
@@ -226,13 +230,13 @@ def unpack_head(data: np.ndarray, *, where: object, offset: int) -> PartHead:
         raise malformed(
             "head_bytes is not the sum of the head's fields", 4, data.size, f"{head_bytes} and {end}"
         )
-    for name, start, used, stop in (
-        ("label", HEAD_FIXED_BYTES, label_bytes, sizes_at),
-        ("block sizes", sizes_at, 4 * num_sizes, digests_at),
-        ("prefix", prefix_at, prefix_bytes, end - WORD.size),
+    for name, start, stop in (
+        ("label", HEAD_FIXED_BYTES + label_bytes, sizes_at),
+        ("block sizes", sizes_at + 4 * num_sizes, digests_at),
+        ("prefix", prefix_at + prefix_bytes, end - WORD.size),
     ):
-        if data[start + used : stop].any():
-            raise malformed(f"padding after the {name} is not zero", start + used, "zero bytes", "others")
+        if any(view[start:stop]):
+            raise malformed(f"padding after the {name} is not zero", start, "zero bytes", "others")
 
     label = parse_json(
         data[HEAD_FIXED_BYTES : HEAD_FIXED_BYTES + label_bytes].tobytes(),
@@ -244,9 +248,9 @@ def unpack_head(data: np.ndarray, *, where: object, offset: int) -> PartHead:
         raise malformed("the label is no object", HEAD_FIXED_BYTES, "a JSON object", type(label).__name__)
     shape = (num_planes, num_blocks)
     sizes = data[sizes_at : sizes_at + 4 * num_sizes].view("<u4").astype(np.int64)
-    if (sizes % 8).any():
+    if np.bitwise_or.reduce(sizes) % 8:
         raise malformed("a block's size", sizes_at, "a multiple of 8", int(sizes[sizes % 8 != 0][0]))
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
     total = int(ends[-1]) if num_sizes else 0
     if total != body_bytes:
         raise malformed("body_bytes is not the sum of the block sizes", 8, total, body_bytes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from operator import mul
+from typing import Any, NamedTuple
 
 from thinpoint.errors import LimitExceededError, MalformedFileError, ThinpointError, UnsupportedFeatureError
 from thinpoint.file import limits
@@ -21,8 +23,7 @@ KNOWN_FEATURES: frozenset[str] = frozenset()
 _DIGEST = re.compile("[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StorageEntry:
+class StorageEntry(NamedTuple):
     """A run of bytes that tensors are views of.
 
     Attributes:
@@ -34,8 +35,7 @@ class StorageEntry:
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartEntry:
+class PartEntry(NamedTuple):
     """A coded run of words of one storage, and where it is in the file.
 
     Attributes:
@@ -77,9 +77,9 @@ class PartEntry:
         return self.head_bytes + self.body_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TensorEntry:
-    """A strided view of a storage.
+    """A strided view of a storage. Not frozen, as making one would take three times as long; not to be changed.
 
     Attributes:
         storage: index of the storage; None if the tensor has no bytes here (meta tensors).
@@ -117,10 +117,25 @@ class Index:
     tree: Any
 
 
-_INDEX_KEYS = ("writer", "required", "optional", "meta", "storages", "parts", "tensors", "tree")
-_STORAGE_KEYS = ("bytes", "device")
-_PART_KEYS = tuple(PartEntry.__dataclass_fields__)
+_INDEX_KEYS = frozenset(Index.__dataclass_fields__)
+_STORAGE_KEYS = frozenset(StorageEntry._fields)
+_PART_KEYS = frozenset(PartEntry._fields)
 _TENSOR_KEYS = ("storage", "dtype", "shape", "stride", "offset")
+_OWN_TENSOR_KEYS = frozenset(_TENSOR_KEYS)
+
+_STORAGE_INTS = {"bytes": (0, limits.MAX_STORAGE_BYTES)}
+_PART_INTS = {
+    "storage": (0, limits.MAX_STORAGES),
+    "start": (0, limits.MAX_STORAGE_BYTES),
+    "elems": (1, limits.MAX_PART_ELEMS),
+    "word_bytes": (1, 8),
+    "codec": (0, 0xFFFF),
+    "offset": (HEADER_BYTES, limits.MAX_INT64),
+    "head_bytes": (MIN_HEAD_BYTES, limits.MAX_HEAD_BYTES),
+    "body_bytes": (0, limits.MAX_BODY_BYTES),
+}
+_META_TENSOR_INTS = {"offset": (0, limits.MAX_INT64)}
+_TENSOR_INTS = {"storage": (0, limits.MAX_STORAGES), **_META_TENSOR_INTS}
 
 
 def tensor_record(tensor: TensorEntry) -> dict[str, Any]:
@@ -149,7 +164,7 @@ def dump_index(index: Index) -> bytes:
             "meta": index.meta,
             "storages": [{"bytes": s.bytes, "device": s.device} for s in index.storages],
             "parts": [
-                {**vars(p), "raw_digest": hex64(p.raw_digest), "head_digest": hex64(p.head_digest)}
+                {**p._asdict(), "raw_digest": hex64(p.raw_digest), "head_digest": hex64(p.head_digest)}
                 for p in index.parts
             ],
             "tensors": [tensor_record(t) for t in index.tensors],
@@ -187,11 +202,11 @@ class _Checker:
     ) -> ThinpointError:
         return cls(f"index: {what}", where=self.where, offset=self.offset, expected=expected, actual=actual)
 
-    def an_object(self, value: Any, what: str, keys: Iterable[str] | None = None) -> dict[str, Any]:
+    def an_object(self, value: Any, what: str, keys: Set[str] | None = None) -> dict[str, Any]:
         """`value` if it is an object, with exactly `keys` if given."""
         if not isinstance(value, dict):
             raise self.error(what, "an object", reprlib.repr(value))
-        if keys is not None and set(value) != set(keys):
+        if keys is not None and value.keys() != keys:
             raise self.error(f"keys of {what}", sorted(keys), reprlib.repr(sorted(value)))
         return value
 
@@ -209,6 +224,29 @@ class _Checker:
             raise self.error(what, f"at most {most:,}", f"{value:,}", LimitExceededError)
         return value
 
+    def check_ints(self, record: dict[str, Any], what: str, bounds: Mapping[str, tuple[int, int]]) -> None:
+        """Each key of `bounds` has an integer from the lower to the upper one."""
+        for key, (low, most) in bounds.items():
+            value = record[key]
+            if type(value) is not int or not low <= value <= most:
+                self.an_int(value, f"{what}.{key}", low, most)
+
+    def check_texts(self, record: dict[str, Any], what: str, *keys: str) -> None:
+        """Each of the keys has a string that is not too long."""
+        for key in keys:
+            value = record[key]
+            if type(value) is not str or len(value) > limits.MAX_TEXT_CHARS:
+                self.a_text(value, f"{what}.{key}")
+
+    def per_dim(self, items: Any, what: str, key: str) -> tuple[int, ...]:
+        """The integers, one for each dimension, that stand at `key`."""
+        if type(items) is not list or len(items) > limits.MAX_DIMS:
+            self.a_list(items, f"{what}.{key}", limits.MAX_DIMS)
+        for item in items:
+            if type(item) is not int or not 0 <= item <= limits.MAX_INT64:
+                self.an_int(item, f"{what}.{key}", 0, limits.MAX_INT64)
+        return tuple(items)
+
     def a_text(self, value: Any, what: str, most: int = limits.MAX_TEXT_CHARS) -> str:
         if not isinstance(value, str):
             raise self.error(what, "a string", reprlib.repr(value))
@@ -216,9 +254,10 @@ class _Checker:
             raise self.error(f"length of {what}", f"at most {most}", len(value), LimitExceededError)
         return value
 
-    def a_digest(self, value: Any, what: str) -> int:
-        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-            raise self.error(what, "16 lower-case hexadecimal digits", reprlib.repr(value))
+    def a_digest(self, record: dict[str, Any], what: str, key: str) -> int:
+        value = record[key]
+        if type(value) is not str or not _DIGEST.fullmatch(value):
+            raise self.error(f"{what}.{key}", "16 lower-case hexadecimal digits", reprlib.repr(value))
         return int(value, 16)
 
     def features(self, value: Any, what: str) -> tuple[str, ...]:
@@ -262,32 +301,17 @@ class _Checker:
 
     def storage(self, value: Any, what: str) -> StorageEntry:
         record = self.an_object(value, what, _STORAGE_KEYS)
-        return StorageEntry(
-            bytes=self.an_int(record["bytes"], f"{what}.bytes", 0, limits.MAX_STORAGE_BYTES),
-            device=self.a_text(record["device"], f"{what}.device"),
-        )
+        self.check_ints(record, what, _STORAGE_INTS)
+        self.check_texts(record, what, "device")
+        return StorageEntry(**record)
 
     def part(self, value: Any, what: str) -> PartEntry:
         record = self.an_object(value, what, _PART_KEYS)
-
-        def number(key: str, low: int, most: int) -> int:
-            return self.an_int(record[key], f"{what}.{key}", low, most)
-
-        entry = PartEntry(
-            storage=number("storage", 0, limits.MAX_STORAGES),
-            start=number("start", 0, limits.MAX_STORAGE_BYTES),
-            elems=number("elems", 1, limits.MAX_PART_ELEMS),
-            word_bytes=number("word_bytes", 1, 8),
-            dtype=self.a_text(record["dtype"], f"{what}.dtype"),
-            role=self.a_text(record["role"], f"{what}.role"),
-            codec=number("codec", 0, 0xFFFF),
-            chain=self.a_text(record["chain"], f"{what}.chain"),
-            offset=number("offset", HEADER_BYTES, limits.MAX_INT64),
-            head_bytes=number("head_bytes", MIN_HEAD_BYTES, limits.MAX_HEAD_BYTES),
-            body_bytes=number("body_bytes", 0, limits.MAX_BODY_BYTES),
-            raw_digest=self.a_digest(record["raw_digest"], f"{what}.raw_digest"),
-            head_digest=self.a_digest(record["head_digest"], f"{what}.head_digest"),
-        )
+        self.check_ints(record, what, _PART_INTS)
+        self.check_texts(record, what, "dtype", "role", "chain")
+        record["raw_digest"] = self.a_digest(record, what, "raw_digest")
+        record["head_digest"] = self.a_digest(record, what, "head_digest")
+        entry = PartEntry(**record)
         if entry.word_bytes not in (1, 2, 4, 8):
             raise self.error(f"{what}.word_bytes", "1, 2, 4 or 8", entry.word_bytes)
         if entry.head_bytes % 8 or entry.body_bytes % 8:
@@ -296,29 +320,23 @@ class _Checker:
 
     def tensor(self, value: Any, what: str) -> TensorEntry:
         record = self.an_object(value, what)
-        missing = [key for key in _TENSOR_KEYS if key not in record]
-        if missing:
+        if not record.keys() >= _OWN_TENSOR_KEYS:
+            missing = [key for key in _TENSOR_KEYS if key not in record]
             raise self.error(f"keys of {what}", _TENSOR_KEYS, f"none of {missing}")
-
-        def numbers(key: str) -> tuple[int, ...]:
-            items = self.a_list(record[key], f"{what}.{key}", limits.MAX_DIMS)
-            return tuple(self.an_int(item, f"{what}.{key}", 0, limits.MAX_INT64) for item in items)
-
-        storage = record["storage"]
-        if storage is not None:
-            self.an_int(storage, f"{what}.storage", 0, limits.MAX_STORAGES)
-        dtype = self.a_text(record["dtype"], f"{what}.dtype")
+        storage, dtype = record["storage"], record["dtype"]
+        self.check_ints(record, what, _META_TENSOR_INTS if storage is None else _TENSOR_INTS)
+        self.check_texts(record, what, "dtype")
         if not is_known(dtype):
             raise self.error(
                 f"{what}.dtype", "a dtype of this version", ascii(dtype), UnsupportedFeatureError
             )
         return TensorEntry(
-            storage=storage,
-            dtype=dtype,
-            shape=numbers("shape"),
-            stride=numbers("stride"),
-            offset=self.an_int(record["offset"], f"{what}.offset", 0, limits.MAX_INT64),
-            extra={key: item for key, item in record.items() if key not in _TENSOR_KEYS},
+            storage=record.pop("storage"),
+            dtype=record.pop("dtype"),
+            shape=self.per_dim(record.pop("shape"), what, "shape"),
+            stride=self.per_dim(record.pop("stride"), what, "stride"),
+            offset=record.pop("offset"),
+            extra=record,
         )
 
     def check_parts(self, parts: tuple[PartEntry, ...], storages: tuple[StorageEntry, ...]) -> None:
@@ -338,19 +356,18 @@ class _Checker:
                     f"start of at least {covered_to[part.storage]}",
                     part.start,
                 )
-            if part.end > storages[part.storage].bytes:
+            end = part.end
+            if end > storages[part.storage].bytes:
                 raise self.error(
-                    f"{what} goes beyond its storage", f"end <= {storages[part.storage].bytes}", part.end
+                    f"{what} goes beyond its storage", f"end <= {storages[part.storage].bytes}", end
                 )
-            covered_to[part.storage] = part.end
+            covered_to[part.storage] = end
         if position != self.offset:
             raise self.error("the parts do not end where the index begins", self.offset, position)
 
     def check_tensor(self, tensor: TensorEntry, what: str, storages: tuple[StorageEntry, ...]) -> None:
         """The view is inside its storage."""
-        num_elems = 1
-        for dim in tensor.shape:
-            num_elems *= dim
+        num_elems = math.prod(tensor.shape)
         if num_elems > limits.MAX_INT64:
             raise self.error(f"elements of {what}", "less than 2^63", f"{num_elems:,}", LimitExceededError)
         if tensor.storage is None:
@@ -361,7 +378,7 @@ class _Checker:
             raise self.error(f"length of {what}.stride", len(tensor.shape), len(tensor.stride))
         if num_elems == 0:
             return
-        last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
+        last = tensor.offset + sum(map(mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
         needed = extent_bytes(tensor.dtype, last + 1)
         available = storages[tensor.storage].bytes
         if needed > available:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +13,9 @@ from thinpoint.errors import MalformedFileError, UsageError
 from thinpoint.file.limits import MAX_JSON_DEPTH, MAX_JSON_INT_CHARS
 
 _CHUNK_BYTES = 1 << 20
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_ZERO_FOR_DIGIT = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
 
 
 def dump_json(value: Any) -> bytes:
@@ -21,7 +25,7 @@ def dump_json(value: Any) -> bytes:
         UsageError: the value is no JSON (a NaN, an object of another type, too deep or cyclic).
     """
     try:
-        return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return _ENCODER.encode(value).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"not a JSON value: {error}") from error
 
@@ -44,38 +48,51 @@ def parse_json(raw: bytes, *, what: str, where: object, offset: int | None = Non
     def fail(reason: str) -> NoReturn:
         raise MalformedFileError(f"{what} is not valid JSON ({reason})", where=where, offset=offset)
 
-    def parse_int(text: str) -> int:
-        if len(text) > MAX_JSON_INT_CHARS:
-            fail(f"an integer of {len(text)} characters")
-        return int(text)
-
-    def parse_float(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            fail("a number beyond the range of a double")
-        return value
-
-    def parse_constant(text: str) -> NoReturn:
-        fail(text)
-
-    def parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) != len(pairs):
-            fail("a key twice in one object")
-        return value
-
     if _is_too_deep(raw):
         fail(f"nested more than {MAX_JSON_DEPTH} deep")
+    # Calling Python for every integer takes longer than all the rest.
+    may_be_long = b"0" * MAX_JSON_INT_CHARS in raw.translate(_ZERO_FOR_DIGIT)
     try:
-        return json.loads(
-            raw.decode("utf-8"),
-            parse_int=parse_int,
-            parse_float=parse_float,
-            parse_constant=parse_constant,
-            object_pairs_hook=parse_object,
-        )
+        return (_CAREFUL if may_be_long else _SHORT_INTS).decode(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         fail(str(error))
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > MAX_JSON_INT_CHARS:
+        raise ValueError(f"an integer of {len(text)} characters")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number beyond the range of a double")
+    return value
+
+
+def _parse_constant(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key twice in one object")
+    return value
+
+
+def _decoder(parse_int: Callable[[str], int]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        parse_int=parse_int,
+        parse_float=_parse_float,
+        parse_constant=_parse_constant,
+        object_pairs_hook=_parse_object,
+    )
+
+
+_CAREFUL = _decoder(_parse_int)
+_SHORT_INTS = _decoder(int)
 
 
 def _is_too_deep(raw: bytes) -> bool:
@@ -83,7 +100,10 @@ def _is_too_deep(raw: bytes) -> bool:
     if raw.count(b"[") + raw.count(b"{") <= MAX_JSON_DEPTH:
         return False
     # Without escaped backslashes and escaped quotes, every quote that is left opens or closes a string.
-    text = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes with no bracket between them change nothing.
+    text = np.frombuffer(raw.translate(None, _NO_STRUCTURE).replace(b'""', b""), np.uint8)
     in_string = False
     depth = 0
     for start in range(0, text.size, _CHUNK_BYTES):

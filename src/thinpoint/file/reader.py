@@ -101,7 +101,16 @@ class FileReader:
             StorageError: the source refused.
         """
         entry = self._entry(part)
-        data = self._source.read_at(entry.offset, entry.head_bytes)
+        return self.unpack_head(part, self._source.read_at(entry.offset, entry.head_bytes))
+
+    def unpack_head(self, part: int, data: np.ndarray) -> PartHead:
+        """As `read_head`, of bytes that were read.
+
+        Args:
+            part: index of the part in `index.parts`.
+            data: uint8, flat, 8-byte aligned: the `head_bytes` from the part's offset on; only read.
+        """
+        entry = self._entry(part)
         head = unpack_head(data, where=self.name, offset=entry.offset)
         if head.head_digest != entry.head_digest:
             raise DigestMismatchError(
@@ -132,6 +141,21 @@ class FileReader:
                     actual=actual,
                 )
         return head
+
+    def read_part(self, part: int) -> tuple[PartHead, list[list[np.ndarray]]]:
+        """The head of a part as `read_head` gives it, and for each plane all blocks, unchecked. One read.
+
+        Blocks are as `read_blocks` gives them.
+        """
+        entry = self._entry(part)
+        data = self._source.read_at(entry.offset, entry.stored_bytes)
+        head = self.unpack_head(part, data[: entry.head_bytes])
+        body = data[entry.head_bytes :]
+        starts, sizes = head.block_starts.tolist(), head.block_sizes.tolist()
+        return head, [
+            [body[start : start + size] for start, size in zip(*plane, strict=True)]
+            for plane in zip(starts, sizes, strict=True)
+        ]
 
     def read_blocks(
         self, part: int, head: PartHead, plane: int, first: int, last: int, *, check: bool = True

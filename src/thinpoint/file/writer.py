@@ -14,7 +14,14 @@ from thinpoint.errors import DamagedFileError, UsageError
 from thinpoint.file import limits
 from thinpoint.file.head import Encoded, pack_head, unpack_head
 from thinpoint.file.index import Index, PartEntry, StorageEntry, TensorEntry, dump_index, parse_index
-from thinpoint.file.layout import TRAILER_BYTES, Trailer, pack_header, pack_trailer, padded
+from thinpoint.file.layout import (
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    Trailer,
+    pack_header,
+    pack_trailer,
+    padded,
+)
 
 INDEX_LEVEL = 9
 _RAW_BLOCK_BYTES = 128 << 10
@@ -81,7 +88,7 @@ class FileWriter:
         self._offset = 0
         # False while bytes are on their way and after the end: a file with half a part must not be finished.
         self._is_open = True
-        self._write([pack_header()])
+        self._write([pack_header()], HEADER_BYTES)
 
     @property
     def offset(self) -> int:
@@ -129,7 +136,7 @@ class FileWriter:
             entries.append(entry)
             covered_to[part.storage] = entry.end
             offset += entry.stored_bytes
-        self._write(buffers)
+        self._write(buffers, offset)
         self._parts += entries
         self._covered_to.update(covered_to)
         return entries
@@ -226,7 +233,7 @@ class FileWriter:
             file_bytes=self._offset + len(stored) + TRAILER_BYTES,
             num_parts=len(self._parts),
         )
-        self._write([stored, pack_trailer(trailer)])
+        self._write([stored, pack_trailer(trailer)], trailer.file_bytes)
         self._is_open = False
         return FileSummary(
             file_id=trailer.file_id,
@@ -239,14 +246,15 @@ class FileWriter:
         if not self._is_open:
             raise UsageError("the file is finished, or writing to it failed")
 
-    def _write(self, buffers: list[Any]) -> None:
+    def _write(self, buffers: list[Any], end: int) -> None:
+        """Write buffers, which end at that offset."""
         self._is_open = False
         if self._write_all is not None:
             self._write_all(buffers)
         else:
             for buffer in buffers:
                 self._sink.write(memoryview(buffer))
-        self._offset += sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._offset = end
         self._is_open = True
 
 

@@ -197,8 +197,12 @@ class _Flattener:
         self._in_optimizer = was_in_optimizer or is_optimizer_state(mapping)
         flat = []
         for key, value in mapping.items():
-            key_node = key if type(key) is str else self.tree(key, (*path, type(key).__name__), depth + 1)
-            flat += [key_node, self.node(value, (*path, key_of(key_node, path)), depth + 1)]
+            if type(key) is str:
+                step = key_node = key
+            else:
+                key_node = self.tree(key, (*path, type(key).__name__), depth + 1)
+                step = key_of(key_node, path)
+            flat += [key_node, self.node(value, (*path, step), depth + 1)]
         self._in_optimizer = was_in_optimizer
         return flat
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Region:
+class Region(NamedTuple):
     """A run of bytes of one storage that belong together: one tensor, or tensors that overlap.
 
     Attributes:
@@ -36,7 +35,7 @@ class Region:
     row_elems: int
     name: Path
     shape: tuple[int, ...]
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any]
 
     @property
     def end_bytes(self) -> int:

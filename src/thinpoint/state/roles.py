@@ -73,12 +73,13 @@ def role_of(path: Path, dtype: str, *, in_optimizer: bool = False) -> str:
     """
     if not dtype.startswith(_FLOAT_PREFIXES):
         return OTHER
-    words = [word for key in path for word in str(key).lower().split(".")]
-    for word in reversed(words):
-        if word in _ALWAYS:
-            return _ALWAYS[word]
-    if in_optimizer or any(map(_OPTIMIZER_WORD.fullmatch, words)):
-        for word in reversed(words):
-            if word in _IN_OPTIMIZER:
-                return _IN_OPTIMIZER[word]
+    words: list[str] = []
+    for key in reversed(path):
+        for word in reversed(str(key).lower().split(".")):
+            if word in _ALWAYS:
+                return _ALWAYS[word]
+            words.append(word)
+    for word in words:
+        if word in _IN_OPTIMIZER and (in_optimizer or any(map(_OPTIMIZER_WORD.fullmatch, words))):
+            return _IN_OPTIMIZER[word]
     return WEIGHT

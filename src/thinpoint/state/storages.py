@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +20,15 @@ if TYPE_CHECKING:
 _MIN_ROW_ELEMS = 64
 MAX_ITEM_BYTES = 16
 _COMPONENTS = {"complex32": 2, "complex64": 2, "complex128": 2}
+_START = attrgetter("start_bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """A tensor as the bytes it covers.
 
     Attributes:
         start_bytes, end_bytes: from the beginning of the live storage; equal if it has no elements.
         item_bytes: bytes of an element; 1 for dtypes whose elements share a byte.
-        dense: the elements fill the range exactly, in some order of the dimensions.
         row_elems, more: as in `Region`.
     """
 
@@ -35,12 +36,11 @@ class View:
     end_bytes: int
     dtype: str
     item_bytes: int
-    dense: bool
     row_elems: int
     role: str
     name: Path
     shape: tuple[int, ...]
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any]
 
 
 def strided_view(
@@ -56,26 +56,31 @@ def strided_view(
 ) -> View:
     """The `View` of a strided tensor; `offset` and `stride` in elements, `lazy` any of `conj` and `neg`."""
     empty = 0 in shape
-    extent = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    dense, ordered = storage_order(shape, stride)
+    more: dict[str, Any] = {}
+    if is_contiguous(shape, stride):
+        extent = math.prod(shape)
+        ordered = tuple([size for size in shape if size != 1])
+    else:
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        ordered = storage_order(shape, stride)[1]
+        more["stride"] = list(stride)
+    for flag in lazy:
+        more[flag] = True
     return View(
         start_bytes=0 if empty else offset * item_bytes,
         end_bytes=0 if empty else (offset + extent) * item_bytes,
         dtype=dtype,
         item_bytes=item_bytes,
-        dense=dense,
-        row_elems=row_elems(ordered) * _COMPONENTS.get(dtype, 1) if dense else 0,
+        row_elems=row_elems(ordered) * _COMPONENTS.get(dtype, 1),
         role=role,
         name=name,
         shape=shape,
-        more={
-            **({} if _is_contiguous(shape, stride) else {"stride": list(stride)}),
-            **dict.fromkeys(lazy, True),
-        },
+        more=more,
     )
 
 
-def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the strides are those of the row-major order; a dimension of size 1 may have any."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and step != expected:
@@ -129,7 +134,7 @@ def cut_regions(views: list[View], shift: int) -> tuple[Region, ...]:
     regions: list[Region] = []
     group: list[View] = []
     end = 0
-    for view in sorted((v for v in views if v.end_bytes > v.start_bytes), key=lambda v: v.start_bytes):
+    for view in sorted([v for v in views if v.end_bytes > v.start_bytes], key=_START):
         if group and view.start_bytes >= end:
             regions.append(_merge(group, end, shift))
             group = []
@@ -141,7 +146,7 @@ def cut_regions(views: list[View], shift: int) -> tuple[Region, ...]:
 
 
 def _merge(group: list[View], end: int, shift: int) -> Region:
-    largest = max(group, key=lambda v: v.end_bytes - v.start_bytes)
+    largest = group[0] if len(group) == 1 else max(group, key=lambda v: v.end_bytes - v.start_bytes)
     start = group[0].start_bytes
     whole = largest.start_bytes == start and largest.end_bytes == end
     aligned = (start - shift) % largest.item_bytes == 0 and (end - start) % largest.item_bytes == 0
@@ -174,11 +179,10 @@ class StorageTable:
 
     def index_of(self, storage: Any, device: str) -> int:
         """The id of a `torch.UntypedStorage`, the same for every Python object that stands for it."""
-        key = storage._cdata
-        if key not in self._by_impl:
-            self._by_impl[key] = len(self._entries)
+        index = self._by_impl.setdefault(storage._cdata, len(self._entries))
+        if index == len(self._entries):
             self._entries.append(_Entry(device=device, storage=storage))
-        return self._by_impl[key]
+        return index
 
     def add_view(self, index: int, view: View) -> None:
         """Keep the bytes that `view` covers."""
@@ -194,16 +198,16 @@ class StorageTable:
         sources = []
         shifts = []
         for entry in self._entries:
-            used = [v for v in entry.views if v.end_bytes > v.start_bytes]
+            start = min([v.start_bytes for v in entry.views if v.end_bytes > v.start_bytes], default=0)
             # Every itemsize divides 16, so offsets stay whole numbers of elements.
-            shift = min((v.start_bytes for v in used), default=0) // MAX_ITEM_BYTES * MAX_ITEM_BYTES
-            end = max((v.end_bytes for v in used), default=shift)
+            shift = start // MAX_ITEM_BYTES * MAX_ITEM_BYTES
+            regions = cut_regions(entry.views, shift)
             live = None if entry.storage is None else _StorageBytes(entry.storage, shift)
             sources.append(
                 StorageSource(
-                    num_bytes=end - shift,
+                    num_bytes=regions[-1].end_bytes if regions else 0,
                     device=entry.device,
-                    regions=cut_regions(used, shift),
+                    regions=regions,
                     read=live.read if live is not None else _HostBytes(entry.data),
                     view=None if live is None else live.view,
                 )

@@ -9,7 +9,8 @@ import torch
 
 from thinpoint.errors import MalformedFileError
 from thinpoint.state.scalars import float_from_bits
-from thinpoint.state.tensor_records import PACKED_DTYPES, is_contiguous, packed_bytes
+from thinpoint.state.storages import is_contiguous
+from thinpoint.state.tensor_records import PACKED_DTYPES, packed_bytes
 from thinpoint.state.torch_values import named
 from thinpoint.state.tree import Path, display
 

@@ -35,16 +35,6 @@ def packed_bytes(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape[:-1]) * -(-last // PACKED_DTYPES[dtype])
 
 
-def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the strides are those of the row-major order; a dimension of size 1 may have any."""
-    expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
-
-
 @dataclass(kw_only=True)
 class Description:
     """What there is to store of one tensor.
@@ -110,13 +100,14 @@ def refuse_unreal(tensor: torch.Tensor, path: Path) -> None:
     Raises:
         UnsupportedObjectError: a fake or functional tensor, or one inside a functorch transform.
     """
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    name = type(tensor).__name__
-    if (module is not None and isinstance(tensor, module.FakeTensor)) or name == "FunctionalTensor":
-        raise UnsupportedObjectError(
-            f"{display(path)} is a {name}, which has no values to store",
-            hint="Save outside of FakeTensorMode and of torch.compile's tracing",
-        )
+    if type(tensor) not in PLAIN_CLASSES:
+        module = sys.modules.get("torch._subclasses.fake_tensor")
+        name = type(tensor).__name__
+        if (module is not None and isinstance(tensor, module.FakeTensor)) or name == "FunctionalTensor":
+            raise UnsupportedObjectError(
+                f"{display(path)} is a {name}, which has no values to store",
+                hint="Save outside of FakeTensorMode and of torch.compile's tracing",
+            )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise UnsupportedObjectError(
             f"{display(path)} is a tensor inside a torch.func transform", hint="Save outside of vmap and grad"
@@ -129,28 +120,34 @@ def describe(tensor: torch.Tensor, path: Path) -> Description:
     Raises:
         UnsupportedObjectError: a layout or device whose values cannot be reached.
     """
-    description = _describe(tensor, path)
+    is_plain = type(tensor) in PLAIN_CLASSES
+    description = _describe_plain(tensor, path) if is_plain else _describe_wrapper(tensor)
     record = description.record
+    attrs = instance_dict(tensor)
     if tensor.requires_grad:
         record["requires_grad"] = True
-    if isinstance(tensor, torch.nn.Parameter):
+    # What makes another tensor a Parameter is an attribute.
+    if (attrs or type(tensor) is not torch.Tensor) and isinstance(tensor, torch.nn.Parameter):
         record["kind"] = "parameter"
-    if type(tensor) in PLAIN_CLASSES:
-        description.attrs = dict(instance_dict(tensor))
+    if is_plain:
+        description.attrs = dict(attrs)
     return description
 
 
-def _describe(tensor: torch.Tensor, path: Path) -> Description:
-    detached = tensor.detach()
-    if is_jagged(tensor):
-        return _describe_jagged(detached)
-    if type(tensor) not in PLAIN_CLASSES:
-        return _describe_subclass(tensor)
-    if any(name is not None for name in getattr(tensor, "names", ())):
+def _describe_wrapper(tensor: torch.Tensor) -> Description:
+    return _describe_jagged(tensor.detach()) if is_jagged(tensor) else _describe_subclass(tensor)
+
+
+def _describe_plain(tensor: torch.Tensor, path: Path) -> Description:
+    names = getattr(tensor, "names", None)
+    if names and any(name is not None for name in names):
         raise UnsupportedObjectError(
             f"{display(path)} is a tensor with named dimensions",
             hint="Save tensor.rename(None) and the names beside it",
         )
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return _describe_strided(tensor, path)
+    detached = tensor.detach()
     if tensor.is_nested:
         return _describe_nested(detached)
     if tensor.layout is torch.sparse_coo:
@@ -165,12 +162,10 @@ def _describe(tensor: torch.Tensor, path: Path) -> Description:
             "values": detached.values(),
         }
         return Description(record=_empty_record(tensor, layout=str(tensor.layout)[6:]), inner=inner)
-    if tensor.layout is not torch.strided:
-        raise UnsupportedObjectError(
-            f"{display(path)} has the layout {tensor.layout}, which cannot be stored",
-            hint="Save tensor.to_dense()",
-        )
-    return _describe_strided(tensor, path)
+    raise UnsupportedObjectError(
+        f"{display(path)} has the layout {tensor.layout}, which cannot be stored",
+        hint="Save tensor.to_dense()",
+    )
 
 
 def _describe_strided(tensor: torch.Tensor, path: Path) -> Description:
@@ -181,7 +176,7 @@ def _describe_strided(tensor: torch.Tensor, path: Path) -> Description:
         "stride": list(tensor.stride()),
         "offset": tensor.storage_offset(),
     }
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return Description(record=record)
     try:
         description = Description(record=record, storage=tensor.untyped_storage())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 from thinpoint.errors import UnsupportedObjectError
@@ -41,6 +43,13 @@ class TensorWriter:
         self._defer = defer
         self._device_of = device_of
 
+    @cached_property
+    def _torch_records(self) -> ModuleType:
+        """`tensor_records`, which imports torch: only for a state that has tensors."""
+        from thinpoint.state import tensor_records
+
+        return tensor_records
+
     def take(
         self, obj: Any, path: Path, nesting: int, *, only_without_pickle: bool = False
     ) -> tuple[str, int] | None:
@@ -60,8 +69,7 @@ class TensorWriter:
         if torch is None:
             return None
         if isinstance(obj, torch.Tensor):
-            from thinpoint.state import tensor_records
-
+            tensor_records = self._torch_records
             tensor_records.refuse_unreal(obj, path)
             if not tensor_records.is_describable(obj):
                 return None
@@ -82,8 +90,6 @@ class TensorWriter:
 
     def _tensor(self, tensor: Any, path: Path, nesting: int) -> int:
         """The id of the record of a describable tensor."""
-        from thinpoint.state.tensor_records import describe
-
         known = self._ids.get(id(tensor))
         if known is not None:
             return known
@@ -92,17 +98,16 @@ class TensorWriter:
                 f"{display(path)} is a tensor inside more than {MAX_TENSOR_NESTING} others",
                 hint="Nest less, or save the object in a flatter form",
             )
-        description = describe(tensor, path)
+        description = self._torch_records.describe(tensor, path)
         record = description.record
         tensor_id = self._add(tensor, record)
         if description.storage is not None:
             self._keep_view(record, description.storage, tensor.element_size(), path)
-        inner = {
-            name: self._inner(part, (*path, name), path, nesting + 1)
-            for name, part in description.inner.items()
-        }
-        if inner:
-            record["inner"] = inner
+        if description.inner:
+            record["inner"] = {
+                name: self._inner(part, (*path, name), path, nesting + 1)
+                for name, part in description.inner.items()
+            }
         if description.subclass is not None:
             subclass = record["subclass"] = _subclass(description.subclass, tensor, path)
             if description.objects:
@@ -127,10 +132,8 @@ class TensorWriter:
         return tensor_id
 
     def _inner(self, part: Any, path: Path, outer: Path, nesting: int) -> int:
-        from thinpoint.state import tensor_records
-
-        tensor_records.refuse_unreal(part, path)
-        if not tensor_records.is_describable(part):
+        self._torch_records.refuse_unreal(part, path)
+        if not self._torch_records.is_describable(part):
             raise UnsupportedObjectError(
                 f"{display(outer)} contains a {type(part).__name__}, which cannot be stored"
             )
@@ -145,16 +148,13 @@ class TensorWriter:
         return tensor_id
 
     def _keep_view(self, record: dict[str, Any], storage: Any, item_bytes: int, path: Path) -> None:
-        from thinpoint.state.tensor_records import PACKED_DTYPES, packed_bytes
-
         dtype, shape = record["dtype"], tuple(record["shape"])
         device = self._device_of(storage) if self._device_of is not None else None
         index = self._storages.index_of(storage, device or str(storage.device))
         role = self._role_at(path, dtype)
-        if dtype in PACKED_DTYPES:
-            view = contiguous_view(
-                shape=(packed_bytes(dtype, shape),), dtype=dtype, item_bytes=1, role=role, name=path
-            )
+        if dtype in self._torch_records.PACKED_DTYPES:
+            num_bytes = self._torch_records.packed_bytes(dtype, shape)
+            view = contiguous_view(shape=(num_bytes,), dtype=dtype, item_bytes=1, role=role, name=path)
         else:
             view = strided_view(
                 shape=shape,

@@ -26,6 +26,7 @@ def named(tag: str) -> dict[str, Any]:
     return {str(value).rpartition(".")[2]: value for value in values}
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Torch's name without `torch.`: "float32"."""
     return str(dtype).rpartition(".")[2]

@@ -84,12 +84,13 @@ def check_unchanged(output: BlockOutput, scan: Scan) -> None:
 
 def describe(prefix: RansPrefix) -> str:
     """The chain in words: the steps that were applied, in order."""
-    split = prefix.split
-    steps = [
-        f"tz{split.trailing_zeros}" if split.trailing_zeros else "",
-        "zero" if prefix.kept_groups is not None else "",
-        "group" if prefix.means.size > 1 else "",
-        "column" if prefix.profile is not None else "",
-        "rans" if prefix.single_symbol < 0 else "single",
-    ]
-    return "+".join(step for step in steps if step)
+    zeros = prefix.split.trailing_zeros
+    steps = [f"tz{zeros}"] if zeros else []
+    if prefix.kept_groups is not None:
+        steps.append("zero")
+    if prefix.means.size > 1:
+        steps.append("group")
+    if prefix.profile is not None:
+        steps.append("column")
+    steps.append("rans" if prefix.single_symbol < 0 else "single")
+    return "+".join(steps)

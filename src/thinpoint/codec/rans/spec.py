@@ -6,6 +6,7 @@ arXiv:1402.3392: 32 lanes share one stream of 16-bit words; states live in [2^15
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,10 +60,11 @@ class RansPrefix:
     patch_positions: np.ndarray
     patch_tops: np.ndarray
 
-    @property
+    @cached_property
     def single_symbol(self) -> int:
         """The only symbol, or -1 if there are several."""
-        return int(self.freqs.argmax()) if int(self.freqs.max()) == PROB_SCALE else -1
+        likeliest = int(self.freqs.argmax())
+        return likeliest if self.freqs[likeliest] == PROB_SCALE else -1
 
     @cached_property
     def decode_table(self) -> np.ndarray:
@@ -139,57 +141,55 @@ def encode_tables(freqs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def pack_prefix(prefix: RansPrefix) -> bytes:
     """The prefix as stored."""
-    split = prefix.split
-    has_means = prefix.means.size != 1
-    mean_base = int(prefix.means.min())
-    means = prefix.means - mean_base
-    profile_base, profile = 0, np.zeros(0, np.int64)
-    if prefix.profile is not None:
-        profile_base = int(prefix.profile.min())
-        profile = prefix.profile - profile_base
-    wide_means, wide_profile = bool(means.max(initial=0) > 255), bool(profile.max(initial=0) > 255)
-    single = prefix.single_symbol
-    flags = (
-        (FLAG_ZERO_GROUPS if prefix.kept_groups is not None else 0)
-        | (FLAG_MEANS if has_means else 0)
-        | (FLAG_PROFILE if prefix.profile is not None else 0)
-        | (FLAG_MEANS16 if has_means and wide_means else 0)
-        | (FLAG_PROFILE16 if wide_profile else 0)
-        | (FLAG_SINGLE if single >= 0 else 0)
-    )
-    parts = [
-        _HEADER.pack(
-            flags,
-            split.sign_mode,
-            split.trailing_zeros,
-            split.low_bits,
-            prefix.steps,
-            max(single, 0),
-            0,
-            prefix.window_base,
-            mean_base,
-            profile_base,
-            profile.size,
-            prefix.patch_positions.size,
-            0,
-        ),
-        _padded(prefix.patch_positions.astype("<u4")),
-        _padded(prefix.patch_tops.astype("<u2")),
-    ]
+    split, single = prefix.split, prefix.single_symbol
+    flags, mean_base, profile_base, columns = 0, 0, 0, 0
+    sections = [b""]
+    if prefix.patch_positions.size:
+        sections += [
+            prefix.patch_positions.astype("<u4").tobytes(),
+            prefix.patch_tops.astype("<u2").tobytes(),
+        ]
     if single < 0:
-        parts.append(_padded(np.frombuffer(pack_table(prefix.freqs), np.uint8)))
+        sections.append(pack_table(prefix.freqs))
+    else:
+        flags |= FLAG_SINGLE
     if prefix.profile is not None:
-        parts.append(_padded(profile.astype("<u2" if wide_profile else "u1")))
-    if has_means:
-        parts.append(_padded(means.astype("<u2" if wide_means else "u1")))
+        profile_base, is_wide, data = _above_lowest(prefix.profile)
+        flags |= FLAG_PROFILE | (FLAG_PROFILE16 if is_wide else 0)
+        columns = prefix.profile.size
+        sections.append(data)
+    if prefix.means.size == 1:
+        mean_base = int(prefix.means[0])
+    else:
+        mean_base, is_wide, data = _above_lowest(prefix.means)
+        flags |= FLAG_MEANS | (FLAG_MEANS16 if is_wide else 0)
+        sections.append(data)
     if prefix.kept_groups is not None:
-        parts.append(_padded(np.packbits(~prefix.kept_groups, bitorder="little")))
-    return b"".join(parts)
+        flags |= FLAG_ZERO_GROUPS
+        sections.append(np.packbits(~prefix.kept_groups, bitorder="little").tobytes())
+    sections[0] = _HEADER.pack(
+        flags,
+        split.sign_mode,
+        split.trailing_zeros,
+        split.low_bits,
+        prefix.steps,
+        max(single, 0),
+        0,
+        prefix.window_base,
+        mean_base,
+        profile_base,
+        columns,
+        prefix.patch_positions.size,
+        0,
+    )
+    return b"".join([section + bytes(-len(section) % 4) for section in sections])
 
 
-def _padded(array: np.ndarray) -> bytes:
-    data = array.tobytes()
-    return data + bytes(-len(data) % 4)
+def _above_lowest(values: np.ndarray) -> tuple[int, bool, bytes]:
+    """(the lowest value, whether others are more than 255 above it, how much each is above it as stored)."""
+    lowest = int(values.min())
+    is_wide = int(values.max()) - lowest > 255
+    return lowest, is_wide, (values - lowest).astype("<u2" if is_wide else "u1").tobytes()
 
 
 class _Cursor:
@@ -214,24 +214,30 @@ class _Cursor:
 
     def take_table(self) -> np.ndarray:
         """The frequencies (int64[256]) that `pack_table` wrote."""
-        rest = np.frombuffer(self.data, np.uint8, offset=self.offset)
-        _check(rest.size > 0, _CUT_OFF)
-        at = 1 + int(rest[0] >= 128)
-        _check(rest.size >= at + 2, _CUT_OFF)
-        first, last = int(rest[at]), int(rest[at + 1])
-        freqs = np.zeros(NUM_SYMBOLS, np.int64)
-        freqs[:1], _ = _numbers(rest[:at], 1)
-        span = max(last + 1 - first, 0)
-        freqs[first : last + 1], size = _numbers(rest[at + 2 :], span)
+        (zero,), at = _numbers(self.data, self.offset, 1)
+        _check(at + 2 <= len(self.data), _CUT_OFF)
+        first, last = self.data[at : at + 2]
+        values, end = _numbers(self.data, at + 2, max(last + 1 - first, 0))
         _check(
-            first > 0 and (first > last or bool(freqs[first] and freqs[last])),
+            first > 0 and (first > last or bool(values[0] and values[-1])),
             "the symbol range of a part is not valid",
         )
-        self.take("u1", at + 2 + size)
+        freqs = np.zeros(NUM_SYMBOLS, np.int64)
+        freqs[0] = zero
+        freqs[first : last + 1] = values
+        self.take("u1", end - self.offset)
+        _check(
+            zero + sum(values) == PROB_SCALE and max([zero, *values]) < PROB_SCALE,
+            "the frequencies of a part do not sum to 4096",
+        )
         return freqs
 
 
 _CUT_OFF = "the frequencies of a part are cut off"
+
+
+_LEB128 = np.array([n if n < 128 else n & 127 | 128 | n >> 7 << 8 for n in range(PROB_SCALE + 1)], "<u2")
+"""Each frequency as stored, in one byte or two; the second of a short one is 0."""
 
 
 def pack_table(freqs: np.ndarray) -> bytes:
@@ -239,35 +245,37 @@ def pack_table(freqs: np.ndarray) -> bytes:
 
     A frequency below 128 takes one byte, any other two, low 7 bits first with the high bit set (LEB128).
     """
-    seen = np.flatnonzero(freqs[1:]) + 1
-    first, last = (int(seen[0]), int(seen[-1])) if seen.size else (1, 0)
-    return _packed_numbers(freqs[:1]) + bytes((first, last)) + _packed_numbers(freqs[first : last + 1])
+    pairs = _LEB128[freqs].view(np.uint8)
+    is_stored = pairs != 0
+    is_stored[::2] = True
+    numbers = pairs[is_stored].tobytes()
+    size = 1 + (numbers[0] >> 7)
+    # Neither the first nor the last byte of a frequency that is not zero is zero.
+    from_first = numbers[size:].lstrip(b"\0")
+    to_last = from_first.rstrip(b"\0")
+    first, last = 1, 0
+    if to_last:
+        first += len(numbers) - size - len(from_first)
+        last = NUM_SYMBOLS - 1 - (len(from_first) - len(to_last))
+    return numbers[:size] + bytes((first, last)) + to_last
 
 
-def _packed_numbers(values: np.ndarray) -> bytes:
-    long = values >= 128
-    pairs = np.stack([np.where(long, values & 127 | 128, values), values >> 7], 1).astype(np.uint8)
-    return pairs[np.stack([np.ones_like(long), long], 1)].tobytes()
+def _numbers(data: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """(`count` numbers from `at` on, where they end)."""
+    rest = iter(data[at : at + 2 * count])
+    end = at + count
 
+    def of_two_bytes(first: int) -> int:
+        nonlocal end
+        end += 1
+        second = next(rest, -1)
+        _check(second >= 0, _CUT_OFF)
+        _check(0 < second < 128, "a frequency of a part is not valid")
+        return first & 127 | second << 7
 
-def _numbers(data: np.ndarray, count: int) -> tuple[np.ndarray, int]:
-    """(the first `count` numbers as int64, how many bytes they take)."""
-    data = data[: 2 * count]
-    long = data >= 128
-    # What follows a byte with the high bit set is its second byte, and must not have the bit itself.
-    second = np.concatenate([np.zeros(1, bool), long[:-1]]) if data.size else long
-    starts = np.flatnonzero(~second)[:count]
-    _check(starts.size == count, _CUT_OFF)
-    if not count:
-        return starts, 0
-    size = int(starts[-1]) + 1 + int(long[starts[-1]])
-    _check(size <= data.size, _CUT_OFF)
-    seconds = np.where(long[starts], data[np.minimum(starts + 1, data.size - 1)], 0).astype(np.int64)
-    _check(
-        bool((seconds < 128).all() and (seconds[long[starts]] > 0).all()),
-        "a frequency of a part is not valid",
-    )
-    return (data[starts] & 127).astype(np.int64) | seconds << 7, size
+    values = [value if value < 128 else of_two_bytes(value) for value in itertools.islice(rest, count)]
+    _check(len(values) == count, _CUT_OFF)
+    return values, end
 
 
 def table_bytes(freqs: np.ndarray) -> int:
@@ -325,7 +333,7 @@ def parse_prefix(data: bytes, num_elems: int, word_bytes: int, block_elems: int)
     positions = cursor.take("<u4", patches).astype(np.int64)
     tops = cursor.take("<u2", patches).astype(np.int32)
     _check(
-        patches == 0 or (int(positions[-1]) < num_elems and bool((np.diff(positions) > 0).all())),
+        patches == 0 or (int(positions[-1]) < num_elems and bool((positions[1:] > positions[:-1]).all())),
         "patch positions are not ascending or lie outside of the part",
     )
     _check(patches == 0 or int(tops.max()) < 1 << split.top_bits, "a patch does not fit the symbol part")
@@ -334,10 +342,6 @@ def parse_prefix(data: bytes, num_elems: int, word_bytes: int, block_elems: int)
         freqs[single] = PROB_SCALE
     else:
         freqs = cursor.take_table()
-        _check(
-            int(freqs.sum()) == PROB_SCALE and int(freqs.max()) < PROB_SCALE,
-            "the frequencies of a part do not sum to 4096",
-        )
     num_groups = -(-num_elems // GROUP_ELEMS)
     profile = None
     if flags & FLAG_PROFILE:
