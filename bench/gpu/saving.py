@@ -61,23 +61,38 @@ def main() -> None:
         "loss": trainer.loss.item(),
     }
     if options.only != "throttled":
-        measure_stalls(options, trainer, settings, about)
+        measure_stalls(options, trainer, settings, about, begin)
     if options.only != "stall":
         measure_throttled(options, trainer, settings, about, begin)
 
 
 def measure_stalls(
-    options: argparse.Namespace, trainer: Trainer, settings: dict[str, str], about: dict[str, Any]
+    options: argparse.Namespace,
+    trainer: Trainer,
+    settings: dict[str, str],
+    about: dict[str, Any],
+    begin: float,
 ) -> None:
     """How long saves keep training waiting."""
     device = torch.device(options.device)
     link = copy_rates(device, 1 << 20 if options.tiny else 1 << 30)["device_to_host"]
     stalls = Record(options.out, "gpu-stall", device, settings)
-    stalls.values.update(state=about)
+    stalls.values.update(state=about, rows=[], skipped=[])
+    rows = stalls.values["rows"]
+
+    def chosen(case: stall.Case) -> bool:
+        if options.async_only and not case.is_async:
+            return False
+        if time.perf_counter() - begin > options.max_s:
+            stalls.values["skipped"].append(case.name)
+            return False
+        return True
+
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rate = link["wall_gb_per_s"]["median"] * 1e9
-        found = stall.measure_all(trainer, Path(folder), options.saves, rate, options.async_only)
-    stalls.values.update(found)
+        for row in stall.measure_all(trainer, Path(folder), options.saves, chosen):
+            rows.append(row)
+            stalls.values.update(stall.target(rows, link["wall_gb_per_s"]["median"] * 1e9))
+            stalls.write()
     stalls.write()
     print(render([stalls.values]), flush=True)
     print(f"Written: {stalls.path}")

@@ -33,6 +33,7 @@ from bench.gpu.sharded_cases import CASES, Case, Job
 from bench.gpu.tables import render
 
 import thinpoint
+from thinpoint.proof.stock_stager import SharedStager
 
 TIMEOUT = datetime.timedelta(seconds=120)
 """A rank that fails alone leaves the others waiting for so long."""
@@ -169,7 +170,9 @@ def measure_case(
             found.pop("expected")
             return found
         finally:
-            if case.stager is not None:
+            if isinstance(case.stager, SharedStager):
+                case.stager.end()
+            elif case.stager is not None:
                 case.stager.close()
 
     found = attempt(measure)

@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,12 +132,12 @@ def cases(device: torch.device) -> list[Case]:
     """Everything that is measured."""
     return [
         thin_save("thinpoint.save"),
-        thin_save("thinpoint.save, codec raw", codec="raw"),
         thin_async_save("thinpoint.async_save"),
-        thin_async_save("thinpoint.async_save, codec raw", codec="raw"),
-        torch_save(),
         dcp_save(),
         dcp_async_save(device),
+        thin_save("thinpoint.save, codec raw", codec="raw"),
+        thin_async_save("thinpoint.async_save, codec raw", codec="raw"),
+        torch_save(),
     ]
 
 
@@ -191,35 +191,34 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def measure_all(
-    trainer: Trainer, folder: Path, num_saves: int, link_bytes_per_s: float, async_only: bool = False
-) -> Row:
-    """A row for every way to save, and how near thinpoint's asynchronous save comes to the link.
+    trainer: Trainer, folder: Path, num_saves: int, chosen: Callable[[Case], bool] = lambda case: True
+) -> Iterator[Row]:
+    """A row for every way to save.
 
     Args:
-        async_only: leave out what returns when everything is written.
+        chosen: whether a way is to be measured, asked when its turn comes.
+    """
+    for entrant in cases(trainer.data.device):
+        if chosen(entrant):
+            count = max(2, num_saves // 2) if entrant.name == "torch.save" else num_saves
+            with tempfile.TemporaryDirectory(dir=folder) as inner:
+                row = attempt(lambda e=entrant, f=inner, n=count: measure(trainer, e, Path(f), n))
+            yield {"name": entrant.name, **row}
+
+
+def target(rows: list[Row], link_bytes_per_s: float) -> Row:
+    """How near thinpoint's asynchronous save comes to the link; empty if it was not measured.
+
+    Args:
         link_bytes_per_s: measured rate of copies to page-locked host memory.
     """
-    rows = []
-    device = trainer.data.device
-    few = max(2, num_saves // 2)
-    for entrant in cases(device):
-        if async_only and not entrant.is_async:
-            continue
-        slow = entrant.name == "torch.save"
-        with tempfile.TemporaryDirectory(dir=folder) as inner:
-            row = attempt(
-                lambda entrant=entrant, inner=inner, slow=slow: measure(
-                    trainer, entrant, Path(inner), few if slow else num_saves
-                )
-            )
-        rows.append({"name": entrant.name, **row})
-    found: Row = {"rows": rows, "link_gb_per_s": link_bytes_per_s / 1e9}
-    ours = next(row for row in rows if row["name"] == "thinpoint.async_save")
-    if "error" not in ours:
-        least = ours["stored_bytes"] / link_bytes_per_s
-        found["target"] = {
-            "compressed_over_link_s": least,
-            "stall_over_that": ours["stall"]["median"] / least,
-            "met": ours["stall"]["median"] <= 1.15 * least,
-        }
+    found: Row = {"link_gb_per_s": link_bytes_per_s / 1e9}
+    for row in rows:
+        if row["name"] == "thinpoint.async_save" and "error" not in row:
+            least = row["stored_bytes"] / link_bytes_per_s
+            found["target"] = {
+                "compressed_over_link_s": least,
+                "stall_over_that": row["stall"]["median"] / least,
+                "met": row["stall"]["median"] <= 1.15 * least,
+            }
     return found
