@@ -19,7 +19,7 @@ from thinpoint.cli.reporting import printable, shorten_middle, size_text
 from thinpoint.cli.tables import Column, table_lines
 from thinpoint.file.index import Index, PartEntry, StorageEntry, TensorEntry
 
-MAIN = [sys.executable, "-c", "from thinpoint.cli.main import main; main()"]
+MAIN = [sys.executable, "-m", "thinpoint"]
 
 
 def make_file(path: str = "m.thin") -> None:
