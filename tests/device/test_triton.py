@@ -31,7 +31,6 @@ from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import coder
 from thinpoint.device.outgoing import OutgoingWave
 from thinpoint.device.select import device_backend, why_not
-from thinpoint.device.transfers import HostCopies
 from thinpoint.device.triton_codec import DeviceWave
 from thinpoint.errors import BackendUnavailableError, DigestMismatchError, MalformedFileError, ThinpointError
 
@@ -402,7 +401,7 @@ def test_stored_bytes_are_those_of_the_parts(device: torch.device, short_segment
     made = [codec_zoo.make(kind, "float32", 5000) for kind in kinds]
     items = [item_of(w, replace(F32, row_elems=row), device) for w, row in made]
     wave = backend.codec.land(backend.codec.begin(items))
-    parts = OutgoingWave(backend.codec, wave, lambda: HostCopies(device), get_backend(), prove=True).parts()
+    parts = OutgoingWave(backend.codec, wave, backend._copies, get_backend(), prove=True).parts()
     left = sum(
         items[i].words.numel() - parts[i].stored_bytes for i in (*wave.outcome.raw, *wave.outcome.host)
     )

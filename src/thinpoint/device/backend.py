@@ -20,6 +20,7 @@ from thinpoint.device.contract import DecodeItem, EncodeItem, PendingParts, at_i
 from thinpoint.device.decoding import RansItems, block_sizes, describe_error, fits_device
 from thinpoint.device.encoding import Flight
 from thinpoint.device.outgoing import Launched, Outgoing, OutgoingWave, OutgoingWords, Pending
+from thinpoint.device.pinned import Arena, slab_pool
 from thinpoint.device.tables import starts, starts_within
 from thinpoint.device.transfers import HostCopies, OutOfMemory, free_bytes, on_device
 from thinpoint.device.triton_codec import DeviceCodec, fill_words
@@ -52,6 +53,7 @@ class TritonBackend:
         self._host: HostBackend = get_backend("auto")
         self._under_way: weakref.WeakSet[Launched] = weakref.WeakSet()
         # Copies have a stream of their own: the next batch is encoded meanwhile.
+        self._arena = Arena(slab_pool(is_pinned=device.type == "cuda"))
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def encode_batch(self, items: Sequence[EncodeItem]) -> list[EncodedPart]:
@@ -131,7 +133,7 @@ class TritonBackend:
         return OutgoingWave(self.codec, wave, self._copies, self._host, prove=self.prove)
 
     def _copies(self) -> HostCopies:
-        return HostCopies(self.device, self._copy_stream)
+        return HostCopies(self.device, self._copy_stream, self._arena)
 
     def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
         """See `DeviceBackend.decode_batch`."""

@@ -112,7 +112,7 @@ class OutgoingWords:
     def __init__(self, item: EncodeItem, copies: HostCopies) -> None:
         self._word_bytes = item.word_bytes
         self._copies = copies
-        self._words = copies.add(item.words)
+        (self._words,) = copies.add_pieces(item.words, [item.words.numel()])
         copies.begin()
 
     @property
@@ -155,7 +155,9 @@ class OutgoingWave:
         codec.vouch(wave, prove=prove)
         assert wave.raw_digests is not None
         self._copies = copies = make_copies()
-        self._plain = {i: copies.add(items[i].words) for i in (*outcome.raw, *outcome.host)}
+        self._plain: dict[int, np.ndarray] = {}
+        for i in (*outcome.raw, *outcome.host):
+            self._add_plain(i, items[i].words, copies)
         for batch in self._batches:
             batch.digest(codec.launcher, copies)
         self._raw_digests = copies.add(wave.raw_digests)
@@ -184,8 +186,11 @@ class OutgoingWave:
         if wave is not None:
             copies = self._make_copies()
             for i in self._codec.reject(wave, self._proofs):
-                self._plain[i] = copies.add(wave.items[i].words)
+                self._add_plain(i, wave.items[i].words, copies)
             copies.wait()
+
+    def _add_plain(self, i: int, words: torch.Tensor, copies: HostCopies) -> None:
+        (self._plain[i],) = copies.add_pieces(words, [words.numel()])
 
     def parts(self) -> list[EncodedPart]:
         """See `Outgoing.parts`."""
@@ -280,13 +285,8 @@ def _copy_blocks(
     for run in np.split(np.arange(places.size), breaks):
         if not run.size:
             continue
-        start = int(places[run[0]])
-        end = int(places[run[-1]] + sizes[run[-1]])
-        memory = copies.add(plane[start:end])
-        blocks += [
-            memory[a - start : a - start + n]
-            for a, n in zip(places[run].tolist(), sizes[run].tolist(), strict=True)
-        ]
+        start, end = int(places[run[0]]), int(places[run[-1]] + sizes[run[-1]])
+        blocks += copies.add_pieces(plane[start:end], sizes[run].tolist())
     return blocks
 
 

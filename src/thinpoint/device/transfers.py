@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+
+from thinpoint.device.pinned import Arena, Slab
 
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """An allocation on a device failed; the name changed in torch 2.5."""
@@ -18,15 +21,23 @@ class HostCopies:
     Args:
         device: where from.
         stream: what they run on, so that later work on the current stream does not wait for them; None for that stream.
+        arena: where large ones go.
 
     Attributes:
         done: recorded behind the last copy; None before they began, and where there is no CUDA device.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        arena: Arena | None = None,
+    ) -> None:
         self._device = device
         self._stream = stream
+        self._arena = arena
         self._wanted: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._slabs: list[Slab] = []
         self.done: torch.cuda.Event | None = None
 
     def add(self, tensor: torch.Tensor) -> np.ndarray:
@@ -34,13 +45,25 @@ class HostCopies:
 
         uint8 for unsigned wider types.
         """
-        if self._device.type != "cuda":
-            copy: np.ndarray = tensor.clone().numpy()
-            return copy
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
         self._wanted.append((host, tensor))
         array: np.ndarray = host.numpy()
         return array
+
+    def add_pieces(self, tensor: torch.Tensor, sizes: list[int]) -> list[np.ndarray]:
+        """The same for a flat uint8 tensor in pieces of these sizes: arrays in the arena, which `HostCopies` must have."""
+        assert self._arena is not None
+        pieces: list[np.ndarray] = []
+        start = 0
+        while len(pieces) < len(sizes):
+            rest = sizes[len(pieces) :]
+            count, slab, memory, array = self._arena.place(rest)
+            self._slabs.append(slab)
+            self._wanted.append((memory, tensor[start : start + array.size]))
+            ends = list(itertools.accumulate(rest[:count]))
+            pieces += [array[end - size : end] for end, size in zip(ends, rest, strict=False)]
+            start += array.size
+        return pieces
 
     def begin(self, after: torch.cuda.Event | None = None) -> None:
         """Start all copies that were added; no more may be added.
@@ -49,6 +72,11 @@ class HostCopies:
             after: what they wait for, if it is less than all that is on the current stream.
         """
         if self.done is not None or not self._wanted:
+            return
+        if self._device.type != "cuda":
+            for host, tensor in self._wanted:
+                host.copy_(tensor)
+            self._wanted = []
             return
         current = torch.cuda.current_stream(self._device)
         stream = self._stream or current
@@ -60,6 +88,8 @@ class HostCopies:
             for host, tensor in self._wanted:
                 host.copy_(tensor, non_blocking=True)
         self.done = stream.record_event()
+        for slab in self._slabs:
+            slab.copied = self.done
 
     def wait(self) -> None:
         """Wait until all copies are there; they begin now if they have not."""

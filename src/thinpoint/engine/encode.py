@@ -72,8 +72,11 @@ def encode_waves(
     Args:
         wave_scale: a device encodes so many times DEVICE_WAVE_BYTES at once.
         flow: gets for each wave what makes its parts; its limit also makes waves smaller, down to one part.
-        seconds: of each stage; "encode" and "wait" are added to.
+        seconds: of each stage; "encode" and "wait" are added to, and where devices encode "pin", the part of encoding that it
+            took to page-lock host memory.
     """
+    seconds_to_pin = _pin_seconds if devices_used(storages, devices) else float
+    pinned_before = seconds_to_pin()
     done = 0
     under_way: deque[_Wave] = deque()
 
@@ -106,7 +109,16 @@ def encode_waves(
             under_way[-1].send()
     while under_way:
         finish()
+    if pinned := seconds_to_pin() - pinned_before:
+        seconds["pin"] = seconds.get("pin", 0.0) + pinned
     flow.close()
+
+
+def _pin_seconds() -> float:
+    """Spent on page-locking host memory since the process began."""
+    from thinpoint.device.pinned import slab_pool
+
+    return slab_pool(is_pinned=True).seconds
 
 
 def _label(region: Region) -> dict[str, Any]:

@@ -25,10 +25,10 @@ class SaveReport:
         roles: for each role (raw bytes, stored bytes).
         stall_seconds: from the call to its return, in which the caller's thread could do nothing else; with overlap also
             the time for which the host held an optimizer's step back.
-        stages: seconds of each: "flatten" the object, "encode" (with the copy to the host and the proof), "wait" of the
-            encoder for storage, "write" (with what is left to do for each part), "storage" (of that, what the store took),
-            "commit". Encoding and writing overlap. With overlap also "copy" of what is not read
-            in place, "check" of what was, and "hold" of an optimizer's step.
+        stages: seconds of each: "flatten" the object, "encode" (with the copy to the host and the proof; with a GPU "pin" is
+            the part of it that page-locking host memory took), "wait" of the encoder for storage, "write" (with what is left
+            to do for each part), "storage" (of that, what the store took), "commit". Encoding and writing overlap. With
+            overlap also "copy" of what is not read in place, "check" of what was, and "hold" of an optimizer's step.
         waves: how many times over the encoded bytes filled the memory that was set aside for them; 1 if they fitted. `save`
             sets aside a few batches of parts, `async_save` the whole budget.
         peak_host_bytes: the most host memory that was planned for encoded bytes at a time.
