@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from thinpoint.device import launch, worklists
+from thinpoint.device import launch, plans, ranges, worklists
 from thinpoint.device.kernels import decode, encode, general, patching, plan, planes, scan
 from thinpoint.device.tables import FAST, Variant
 
@@ -47,21 +47,21 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
         for aligned in (True, False):
             constants = {
                 "WORD_BITS": width,
-                "GROUPS": launch.SCAN_GROUPS,
-                "ROUNDS": worklists.SCAN_STEP // launch.SCAN_GROUPS,
+                "GROUPS": plans.SCAN_GROUPS,
+                "ROUNDS": worklists.SCAN_STEP // plans.SCAN_GROUPS,
                 "ALIGNED": aligned,
             }
-            made.append((scan.scan_groups, constants, launch.SCAN_WARPS))
-        groups = {"WIDTH": width, "GROUPS": launch.HISTOGRAM_GROUPS}
+            made.append((scan.scan_groups, constants, plans.SCAN_WARPS))
+        groups = {"WIDTH": width, "GROUPS": plans.HISTOGRAM_GROUPS}
         made.append((plan.sample_histograms, groups, 4))
         made.append(
-            (plan.table_histograms, {**groups, "ROUNDS": worklists.TABLE_STEP // launch.HISTOGRAM_GROUPS}, 4)
+            (plan.table_histograms, {**groups, "ROUNDS": worklists.TABLE_STEP // plans.HISTOGRAM_GROUPS}, 4)
         )
         made += [(general.encode_any, {"WIDTH": width}, 1), (general.decode_any, {"WIDTH": width}, 1)]
         made.append((patching.apply_patches, {"WIDTH": width, "BLOCK": 256}, 1))
     made += [
         (plan.part_means, {}, 4),
-        (plan.column_sums, {"COLUMNS": worklists.PROFILE_COLUMNS, "ROWS": launch.PROFILE_ROWS}, 4),
+        (plan.column_sums, {"COLUMNS": worklists.PROFILE_COLUMNS, "ROWS": plans.PROFILE_ROWS}, 4),
         (plan.finish_profiles, {"TILE": 1024}, 4),
         (plan.choose_candidates, {}, 4),
         (plan.make_tables, {}, 4),
@@ -72,11 +72,11 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
         (planes.decode_tables, {"SLOTS": launch.TABLE_SLOTS}, 4),
     ]
     for aligned in (True, False):
-        sizes = {"WORDS": launch.DIGEST_WORDS, "ROUNDS": launch.DIGEST_ROUNDS, "ALIGNED": aligned}
+        sizes = {"WORDS": ranges.DIGEST_WORDS, "ROUNDS": ranges.DIGEST_ROUNDS, "ALIGNED": aligned}
         made.append((planes.digest_ranges, sizes, 4))
         sizes = {
-            "BYTES": launch.COMPARE_BYTES,
-            "ROUNDS": launch.COMPARE_ROUNDS,
+            "BYTES": ranges.COMPARE_BYTES,
+            "ROUNDS": ranges.COMPARE_ROUNDS,
             "WIDTH": 64 if aligned else 8,
         }
         made.append((planes.compare_ranges, sizes, 4))

@@ -21,6 +21,7 @@ from thinpoint.device.decoding import RansItems, block_sizes, describe_error, fi
 from thinpoint.device.encoding import Flight
 from thinpoint.device.outgoing import Launched, Outgoing, OutgoingWave, OutgoingWords, Pending
 from thinpoint.device.pinned import Arena, slab_pool
+from thinpoint.device.ranges import digest_ranges
 from thinpoint.device.tables import starts, starts_within
 from thinpoint.device.transfers import HostCopies, OutOfMemory, free_bytes, on_device
 from thinpoint.device.triton_codec import DeviceCodec, fill_words
@@ -63,43 +64,41 @@ class TritonBackend:
     def begin_batch(self, items: Sequence[EncodeItem]) -> PendingParts:
         """See `DeviceBackend.begin_batch`."""
         begun: list[Outgoing] = []
-        for wave in self._waves(items):
+        for wave, needed in self._waves(items):
             if begun:
                 begun[-1].send()
             if len(begun) > 1:
                 # The memory of one wave is free for the next.
                 begun[-2].wait()
-            begun.append(self._launch(wave))
+            begun.append(self._launch(wave, needed))
         return Pending(begun)
 
-    def _waves(self, items: Sequence[EncodeItem]) -> Iterator[list[EncodeItem]]:
-        """Items in order, as many at a time as the memory allows."""
+    def _waves(self, items: Sequence[EncodeItem]) -> Iterator[tuple[list[EncodeItem], int]]:
+        """Items in order, as many at a time as the memory allows, and how much they need."""
         # A wave is proven when the next is being encoded.
         most_scratch = self.max_scratch_bytes // 2
         available = self._available()
         wave: list[EncodeItem] = []
-        scratch = total = 0
+        scratch = needed = 0
         for item in items:
-            own_scratch, own = self.codec.scratch_bytes(item), self._needed(item)
-            full = scratch + own_scratch > most_scratch or total + own > available
+            own_scratch = self.codec.scratch_bytes(item)
+            # The encoded part is at most as large as the item, and what it decodes to as large.
+            own = own_scratch + 2 * item.words.numel()
+            full = scratch + own_scratch > most_scratch or needed + own > available
             if wave and (full or len(wave) == MAX_WAVE_ITEMS):
-                yield wave
-                wave, scratch, total = [], 0, 0
+                yield wave, needed
+                wave, scratch, needed = [], 0, 0
             wave.append(item)
-            scratch, total = scratch + own_scratch, total + own
+            scratch, needed = scratch + own_scratch, needed + own
         if wave:
-            yield wave
+            yield wave, needed
 
     def _available(self) -> int:
         return int(0.8 * free_bytes(self.device))
 
-    def _needed(self, item: EncodeItem) -> int:
-        """Device memory for an item: the encoded part is at most as large as it, and what it decodes to as large."""
-        return self.codec.scratch_bytes(item) + 2 * item.words.numel()
-
-    def _launch(self, items: Sequence[EncodeItem]) -> Launched:
+    def _launch(self, items: Sequence[EncodeItem], needed: int) -> Launched:
         """Begin to encode a wave, or leave it to later if there is no memory for it."""
-        if self._available() < 2 * sum(map(self._needed, items)):
+        if self._available() < 2 * needed:
             # Not beside others: these would be short of it when they are proven.
             for other in list(self._under_way):
                 other.wait()
@@ -175,7 +174,8 @@ class TritonBackend:
             with item_named(i):
                 self._decode_plain(stored, items[i])
         outs = [item.out for item in items]
-        sums = launcher.digests(
+        sums = digest_ranges(
+            launcher,
             np.array([out.data_ptr() for out in outs], np.int64),
             np.array([out.numel() for out in outs], np.int64),
             np.array([x.first_block * x.part.block_elems * x.part.word_bytes // 8 for x in items], np.int64),
@@ -220,7 +220,7 @@ class TritonBackend:
         place = np.repeat(offsets, num_blocks) + starts_within(size, num_blocks)
         if size.size and int((place + size).max()) > stored.numel():
             raise UsageError("blocks lie outside of the buffer", expected=f"at most {stored.numel()} bytes")
-        return self.codec.launcher.digests(stored.data_ptr() + place, size, np.zeros_like(size))
+        return digest_ranges(self.codec.launcher, stored.data_ptr() + place, size, np.zeros_like(size))
 
     def _check_stored(self, items: Sequence[DecodeItem], found: np.ndarray) -> None:
         expected = np.concatenate([item.digests.reshape(-1) for item in items]).astype(np.uint64)

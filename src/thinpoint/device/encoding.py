@@ -15,7 +15,8 @@ from thinpoint.codec.transforms.predict import GROUP_ELEMS
 from thinpoint.codec.transforms.split import MANTISSA_BITS, Split, choose_split
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.launch import Launcher, Plans
+from thinpoint.device.launch import Launcher
+from thinpoint.device.plans import Plans
 from thinpoint.device.runs import Assumption, Facts, Run, Runner, Shapes, Work, shapes_of
 from thinpoint.device.worklists import DeviceTables
 from thinpoint.errors import StateChangedError

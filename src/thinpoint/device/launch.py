@@ -1,9 +1,8 @@
-"""Launching kernels over tables: the steps of encoding and decoding on the device, each on the current stream."""
+"""Launching kernels over tables: encoding and decoding on the device, each step on the current stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,26 +11,13 @@ import torch
 import triton
 
 from thinpoint.codec.plan import SEGMENT_STEPS, log2_table
-from thinpoint.device.kernels import decode, encode, fields, general, patching, plan, planes, scan
+from thinpoint.device.kernels import decode, encode, fields, general, patching, planes
+from thinpoint.device.plans import Plans
 from thinpoint.device.tables import Variant
-from thinpoint.device.worklists import (
-    PROFILE_COLUMNS,
-    SCAN_STEP,
-    TABLE_STEP,
-    DeviceTables,
-    PlanTables,
-    Programs,
-    Uploader,
-)
+from thinpoint.device.worklists import DeviceTables, Programs, Uploader
 
 ALIGNMENT = 16
-SCAN_GROUPS, SCAN_WARPS = 4, 1
-HISTOGRAM_GROUPS = 16
-PROFILE_ROWS = 32
 TABLE_SLOTS = 32
-DIGEST_WORDS, DIGEST_ROUNDS = 1024, 8
-DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
-COMPARE_BYTES, COMPARE_ROUNDS = 8192, 8
 
 
 def fast_constants(variant: Variant) -> dict[str, Any]:
@@ -46,39 +32,24 @@ def fast_constants(variant: Variant) -> dict[str, Any]:
     }
 
 
-@dataclass(kw_only=True)
-class Plans:
-    """What planning made, on the device.
+class Launcher:
+    """The kernels on one device. Nothing here waits for it.
 
     Attributes:
-        numbers: int32, all that prefixes are made of; `layout` says how many are means, profiles, and freqs[parts, 256].
-        kept: uint8 flags of groups.
-        entries: int64[parts, 256], the encoder's table.
+        log2: int32, the codec's table of logarithms.
     """
-
-    numbers: torch.Tensor
-    layout: tuple[int, int, int]
-    kept: torch.Tensor
-    entries: torch.Tensor
-
-    def __post_init__(self) -> None:
-        self.means, self.profiles, self.freqs = self.numbers.split(self.layout)
-
-
-class Launcher:
-    """The kernels on one device. Nothing here waits for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._sides: list[torch.cuda.Stream] = []
         self.device = device
         self.upload = Uploader(device)
-        self._log2 = self.upload(log2_table().astype(np.int32))
+        self.log2 = self.upload(log2_table().astype(np.int32))
         # 64 registers let as many programs run as a multiprocessor takes; with the 80 that the compiler likes, a quarter fewer.
         on_nvidia = device.type == "cuda" and torch.version.hip is None
         self._fast: dict[str, int] = {"num_warps": 1, **({"maxnreg": 64} if on_nvidia else {})}
 
-    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """Launch a kernel; `constants` are its compile-time parameters and options.
 
         What was compiled for the first call serves all later ones: Triton would look at every argument again each time, which
@@ -132,104 +103,6 @@ class Launcher:
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(max(size, 1), dtype=dtype, device=self.device)
 
-    def plan(
-        self, tables: DeviceTables, lists: PlanTables, parts: torch.Tensor, masks: torch.Tensor, aligned: bool
-    ) -> Plans:
-        """Scan all parts and plan them; fills the second block of columns of `parts`, and `masks` (zeros before)."""
-        host = tables.host
-        num_parts = len(host.parts)
-        # Pieces of whole 16 bytes, as kernels want them.
-        layout = (_padded4(host.num_means), _padded4(lists.num_profile), num_parts * 256)
-        plans = Plans(
-            numbers=self.empty(sum(layout), torch.int32),
-            layout=layout,
-            kept=self.empty(host.num_means, torch.uint8),
-            entries=self.empty(num_parts * 256, torch.int64),
-        )
-        means, kept, profiles = plans.means, plans.kept, plans.profiles
-        num_sampled = num_parts * fields.CANDIDATES.value * fields.HIST_COLUMNS.value
-        histograms = self.zeros(num_sampled + lists.num_rows * 256, torch.int32)
-        large = histograms[num_sampled:]
-        for width, chunks in lists.scan.items():
-            self._run(
-                scan.scan_groups,
-                (len(chunks),),
-                chunks,
-                parts,
-                means,
-                kept,
-                masks,
-                WORD_BITS=width,
-                GROUPS=SCAN_GROUPS,
-                ROUNDS=SCAN_STEP // SCAN_GROUPS,
-                ALIGNED=aligned,
-                num_warps=SCAN_WARPS,
-            )
-        self._run(plan.part_means, (num_parts,), parts, tables.order, means, num_warps=4)
-        if lists.columns is not None:
-            self._run(
-                plan.column_sums,
-                (len(lists.columns),),
-                lists.columns,
-                parts,
-                means,
-                profiles,
-                COLUMNS=PROFILE_COLUMNS,
-                ROWS=PROFILE_ROWS,
-                num_warps=4,
-            )
-            self._run(
-                plan.finish_profiles,
-                (len(lists.profiled),),
-                lists.profiled,
-                parts,
-                profiles,
-                TILE=1024,
-                num_warps=4,
-            )
-        for width, rows in lists.candidates.items():
-            self._run(
-                plan.sample_histograms,
-                (len(rows), 256 // HISTOGRAM_GROUPS),
-                rows,
-                parts,
-                tables.order,
-                means,
-                profiles,
-                histograms,
-                WIDTH=width,
-                GROUPS=HISTOGRAM_GROUPS,
-                num_warps=4,
-            )
-        self._run(plan.choose_candidates, (num_parts,), parts, histograms, self._log2, num_warps=4)
-        for width, chunks in lists.chunks.items():
-            self._run(
-                plan.table_histograms,
-                (len(chunks),),
-                chunks,
-                parts,
-                tables.order,
-                means,
-                profiles,
-                large,
-                WIDTH=width,
-                GROUPS=HISTOGRAM_GROUPS,
-                ROUNDS=TABLE_STEP // HISTOGRAM_GROUPS,
-                num_warps=4,
-            )
-        self._run(
-            plan.make_tables,
-            (num_parts,),
-            parts,
-            histograms,
-            lists.rows,
-            large,
-            plans.freqs,
-            plans.entries,
-            num_warps=4,
-        )
-        return plans
-
     def encode(
         self,
         tables: DeviceTables,
@@ -262,12 +135,12 @@ class Launcher:
         """The fast and the general form of a kernel, each over its programs."""
         fast, rest = kernels
         launches = [
-            partial(self._run, rest, (len(own),), own, *general_arguments, WIDTH=width, num_warps=1)
+            partial(self.run, rest, (len(own),), own, *general_arguments, WIDTH=width, num_warps=1)
             for width, own in programs[1].items()
         ]
         for variant, own in programs[0].items():
             options = {**fast_constants(variant), **self._fast}
-            launches.append(partial(self._run, fast, (len(own),), own, *arguments, **options))
+            launches.append(partial(self.run, fast, (len(own),), own, *arguments, **options))
         self._side_by_side(launches)
 
     def compact(
@@ -287,7 +160,7 @@ class Launcher:
             The table of blocks with place and size.
         """
         blocks = torch.empty_like(tables.blocks)
-        self._run(
+        self.run(
             planes.place_blocks,
             (1,),
             tables.blocks,
@@ -301,7 +174,7 @@ class Launcher:
             SEGMENTS=8,
             num_warps=8,
         )
-        self._run(
+        self.run(
             planes.compact,
             (len(tables.segments),),
             block_of_segment,
@@ -320,7 +193,7 @@ class Launcher:
     def decode_tables(self, freqs: torch.Tensor, num_parts: int) -> torch.Tensor:
         """uint32[parts x TABLE_WORDS] from int32[parts x 256]."""
         tables = self.empty(num_parts * fields.TABLE_WORDS.value, torch.int32)
-        self._run(
+        self.run(
             planes.decode_tables,
             (num_parts, 4096 // TABLE_SLOTS),
             freqs,
@@ -355,7 +228,7 @@ class Launcher:
             entropy.view(torch.int32).view(torch.uint32),
         )
         counts = self.empty(len(segments), torch.int32)
-        self._run(
+        self.run(
             planes.open_blocks,
             (len(blocks),),
             blocks,
@@ -380,7 +253,7 @@ class Launcher:
         """Entries of parts of one width that have an address."""
         num = patches.numel()
         if num:
-            self._run(
+            self.run(
                 patching.apply_patches,
                 (triton.cdiv(num, 256),),
                 patches,
@@ -390,61 +263,3 @@ class Launcher:
                 BLOCK=256,
                 num_warps=1,
             )
-
-    def digests(self, address: np.ndarray, size: np.ndarray, first_word: np.ndarray) -> torch.Tensor:
-        """int64[ranges]: digests of byte ranges on the device (`thinpoint.digest`); first_word: index of the first word."""
-        sums = self.zeros(address.size, torch.int64)
-        aligned = (address % 8 == 0) & (size % 8 == 0)
-        for is_aligned in (True, False):
-            rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
-            owner, start, length = _chunks(size[rows], DIGEST_BYTES)
-            if not owner.size:
-                continue
-            row = rows[owner]
-            table = np.stack([address[row] + start, length, first_word[row] + start // 8, row], 1)
-            self._run(
-                planes.digest_ranges,
-                (len(table),),
-                self.upload(table),
-                sums,
-                WORDS=DIGEST_WORDS,
-                ROUNDS=DIGEST_ROUNDS,
-                ALIGNED=is_aligned,
-                num_warps=4,
-            )
-        return sums
-
-    def differences(self, one: np.ndarray, other: np.ndarray, size: np.ndarray) -> torch.Tensor:
-        """int32[ranges]: how many words (or bytes) differ between pairs of byte ranges."""
-        sums = self.zeros(one.size, torch.int32)
-        aligned = (one % 8 == 0) & (other % 8 == 0) & (size % 8 == 0)
-        for is_aligned in (True, False):
-            rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
-            owner, start, length = _chunks(size[rows], COMPARE_BYTES * COMPARE_ROUNDS)
-            if not owner.size:
-                continue
-            row = rows[owner]
-            table = np.stack([one[row] + start, other[row] + start, length, row], 1)
-            self._run(
-                planes.compare_ranges,
-                (len(table),),
-                self.upload(table),
-                sums,
-                BYTES=COMPARE_BYTES,
-                ROUNDS=COMPARE_ROUNDS,
-                WIDTH=64 if is_aligned else 8,
-                num_warps=4,
-            )
-        return sums
-
-
-def _chunks(sizes: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(owner, start, length) of pieces of at most `step` of things of these sizes."""
-    per = -(-sizes // step)
-    owner = np.repeat(np.arange(sizes.size), per)
-    start = (np.arange(owner.size) - np.repeat(np.cumsum(per) - per, per)) * step
-    return owner, start, np.minimum(step, sizes[owner] - start)
-
-
-def _padded4(size: int) -> int:
-    return -(-max(size, 1) // 4) * 4

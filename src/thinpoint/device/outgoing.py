@@ -19,6 +19,7 @@ from thinpoint.device.encoding import Batch
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.launch import Launcher
 from thinpoint.device.prefixes import HostPlans, prefix_of
+from thinpoint.device.ranges import digest_ranges
 from thinpoint.device.tables import starts
 from thinpoint.device.transfers import HostCopies, as_bytes
 from thinpoint.device.triton_codec import DeviceCodec, DeviceWave
@@ -243,7 +244,7 @@ class _BatchCopy:
     def digest(self, launcher: Launcher, copies: HostCopies) -> None:
         """Digest what is copied, and copy that too."""
         sizes = self._sizes.reshape(-1)
-        self._digests = copies.add(launcher.digests(self._addresses, sizes, np.zeros_like(sizes)))
+        self._digests = copies.add(digest_ranges(launcher, self._addresses, sizes, np.zeros_like(sizes)))
 
     def wait(self) -> None:
         """Wait for the copies of planes."""

@@ -14,7 +14,8 @@ from thinpoint.codec.transforms.predict import GROUP_ELEMS, MIN_PROFILE_ROWS
 from thinpoint.codec.transforms.split import Split
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.launch import Launcher, Plans
+from thinpoint.device.launch import Launcher
+from thinpoint.device.plans import Plans, make_plans
 from thinpoint.device.tables import PartShape, make_tables
 from thinpoint.device.transfers import HostCopies
 from thinpoint.device.worklists import DeviceTables, PlanTables, make_plan_tables, upload_tables
@@ -165,7 +166,7 @@ class Runner:
         report = launcher.upload(fresh)
         parts, masks, sizes, counters = report.split(layout)
         aligned = bool((addresses % 16 == 0).all())
-        plans = launcher.plan(work.tables, work.lists, parts, masks, aligned)
+        plans = make_plans(launcher, work.tables, work.lists, parts, masks, aligned)
         if work.kept is not None:
             at, flags = work.kept
             counters[1] = (plans.kept[at] != flags).sum()

@@ -14,6 +14,7 @@ from thinpoint.device.decoding import decode_encoded
 from thinpoint.device.encoding import Batch, Encoder, Flight, Outcome
 from thinpoint.device.kernels import fields as f
 from thinpoint.device.launch import ALIGNMENT, Launcher
+from thinpoint.device.ranges import compare_ranges, digest_ranges
 from thinpoint.device.tables import starts
 
 log = logging.getLogger("thinpoint")
@@ -61,8 +62,7 @@ class DeviceCodec:
 
     def scratch_bytes(self, item: EncodeItem) -> int:
         """Device memory that encoding an item takes besides the encoded part: words, tables, means, lists."""
-        num_elems = item.words.numel() // item.word_bytes
-        return 4 * num_elems + num_elems // 16 + PART_SCRATCH_BYTES
+        return _scratch_bytes(item.words.numel() // item.word_bytes, 1)
 
     def encode(self, items: Sequence[EncodeItem], *, digest: bool = True, prove: bool = True) -> DeviceWave:
         """Encode parts in one wave. Waits for the device once for the sizes, and once more for a proof.
@@ -95,9 +95,12 @@ class DeviceCodec:
         """Launch digests and proofs; arguments as `encode`. `reject` is to be called with what the proofs find."""
         items, outcome = wave.items, wave.outcome
         digests = self.launcher.zeros(len(items), torch.int64) if digest else None
-        proven = [i for batch in outcome.batches for i in batch.members[batch.accepted]] if prove else []
         if digests is not None:
-            others = np.array(sorted(set(range(len(items))) - set(proven) - set(outcome.constants)), np.int64)
+            has_digest = np.zeros(len(items), bool)
+            has_digest[list(outcome.constants)] = True
+            for batch in outcome.batches if prove else ():
+                has_digest[batch.members[batch.accepted]] = True
+            others = np.flatnonzero(~has_digest)
             if others.size:
                 digests[self.launcher.upload(others)] = self._digests(items, others)
             for i, word in outcome.constants.items():
@@ -148,19 +151,21 @@ class DeviceCodec:
         if not digest:
             return None
         sizes = np.array([out.numel() for out in outs], np.int64)
-        return self.launcher.digests(addresses, sizes, np.zeros_like(sizes))
+        return digest_ranges(self.launcher, addresses, sizes, np.zeros_like(sizes))
 
     def _constant_digest(self, item: EncodeItem, word: int) -> torch.Tensor:
         """Digest of what a constant part will decode to."""
         filled = torch.empty_like(item.words)
         fill_words(filled, word, item.word_bytes)
         size = np.array([filled.numel()], np.int64)
-        return self.launcher.digests(np.array([filled.data_ptr()], np.int64), size, np.zeros_like(size))
+        return digest_ranges(
+            self.launcher, np.array([filled.data_ptr()], np.int64), size, np.zeros_like(size)
+        )
 
     def _digests(self, items: Sequence[EncodeItem], chosen: np.ndarray) -> torch.Tensor:
         addresses = np.array([items[i].words.data_ptr() for i in chosen], np.int64)
         sizes = np.array([items[i].words.numel() for i in chosen], np.int64)
-        return self.launcher.digests(addresses, sizes, np.zeros_like(sizes))
+        return digest_ranges(self.launcher, addresses, sizes, np.zeros_like(sizes))
 
     def _prove(self, items: Sequence[EncodeItem], batch: Batch, digests: torch.Tensor | None) -> torch.Tensor:
         """Decode the parts of a batch, as many at a time as fit the scratch memory, and compare their bits.
@@ -172,7 +177,8 @@ class DeviceCodec:
         sizes = np.array([items[i].words.numel() for i in batch.members], np.int64)
         padded = -(-sizes // ALIGNMENT) * ALIGNMENT
         accepted = np.flatnonzero(batch.accepted)
-        budget = max(sum(self.scratch_bytes(items[i]) for i in batch.members), int(padded.max()))
+        scratch = _scratch_bytes(int(batch.host_parts[:, f.NUM_ELEMS.value].sum()), len(sizes))
+        budget = max(scratch, int(padded.max()))
         wrong = launcher.zeros(len(sizes), torch.int32)
         while accepted.size:
             take = max(int((np.cumsum(padded[accepted]) <= budget).sum()), 1)
@@ -187,13 +193,17 @@ class DeviceCodec:
             errors = decode_encoded(launcher, batch, wanted, places)
             sources = np.array([items[i].words.data_ptr() for i in batch.members[chosen]], np.int64)
             at = launcher.upload(chosen)
-            found = launcher.differences(sources, places[chosen], sizes[chosen])
+            found = compare_ranges(launcher, sources, places[chosen], sizes[chosen])
             wrong[at] = errors[at] + found[: chosen.size]
             if digests is not None:
                 # Of what was decoded, not of what is in memory now: the digest belongs to the bytes that are stored.
-                own = launcher.digests(places[chosen], sizes[chosen], np.zeros_like(chosen))
+                own = digest_ranges(launcher, places[chosen], sizes[chosen], np.zeros_like(chosen))
                 digests[launcher.upload(batch.members[chosen])] = own
         return wrong
+
+
+def _scratch_bytes(num_elems: int, num_parts: int) -> int:
+    return 4 * num_elems + num_elems // 16 + num_parts * PART_SCRATCH_BYTES
 
 
 def fill_words(out: torch.Tensor, word: int, word_bytes: int) -> None:

@@ -237,6 +237,7 @@ def _by_device(jobs: list[PartJob]) -> dict[torch.device, list[PartJob]]:
 
 def _begin_digests(device: torch.device, jobs: list[PartJob]) -> Callable[[], Iterator[tuple[Place, int]]]:
     """Launch the digests of parts on the device's current stream; what it returns waits for them."""
+    from thinpoint.device.ranges import digest_ranges
     from thinpoint.device.transfers import HostCopies, on_device
 
     views = [job.storage.view(job.start, job.end) for job in jobs if job.storage.view is not None]
@@ -244,7 +245,7 @@ def _begin_digests(device: torch.device, jobs: list[PartJob]) -> Callable[[], It
     addresses = np.array([view.data_ptr() for view in views], np.int64)
     copies = HostCopies(device)
     with device_lock(device), on_device(device):
-        sums = copies.add(_launcher(device).digests(addresses, sizes, np.zeros_like(sizes)))
+        sums = copies.add(digest_ranges(_launcher(device), addresses, sizes, np.zeros_like(sizes)))
         copies.begin()
 
     def settle() -> Iterator[tuple[Place, int]]:
