@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from thinpoint.engine.staged import StagedState
 from thinpoint.errors import UsageError
+from thinpoint.state.tree import Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +20,18 @@ class Payload:
 
     Attributes:
         staged: holds them, with those of all tensors that were staged together.
-        tensor_id: of the chunk, among its tensors.
+        path: of the chunk there.
         codec: that it was encoded with.
     """
 
     staged: StagedState
-    tensor_id: int
+    path: Path
     codec: str
+
+    @property
+    def tensor_id(self) -> int:
+        """Of the chunk, among the tensors of the staged state."""
+        return self.staged.tensor_ids[self.path]
 
 
 def payload_of(tensor: torch.Tensor) -> Payload | None:

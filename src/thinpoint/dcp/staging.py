@@ -23,7 +23,6 @@ from thinpoint.folder.layout import chunk_key
 from thinpoint.state.flatten import flatten
 from thinpoint.state.tensor_records import PLAIN_CLASSES
 from thinpoint.state.tree import Path
-from thinpoint.state.tree_names import tensor_names
 
 StateDict = dict[str, Any]
 
@@ -82,9 +81,8 @@ class ThinStager(AsyncStager):
             encoded = encode_state(
                 state, self._backends, workers, host_bytes=host_memory_bytes(self._host_memory)
             )
-        ids = tensor_names(state.tree, len(state.tensors))
         for path, chunk in collector.chunks.items():
-            chunk.payload = Payload(encoded, ids[path], self._codec)
+            chunk.payload = Payload(encoded, path, self._codec)
         return staged
 
     def synchronize_staging(self) -> None:

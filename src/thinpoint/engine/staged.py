@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,17 @@ class StagedState:
 
     def __init__(self, state: FlatState, waves: deque[tuple[MakeParts, int]]) -> None:
         self.tensors = state.tensors
+        self._tree = state.tree
         self.storages = [replace(storage, read=_gone, view=None) for storage in state.storages]
         self.raw_bytes = sum(region.num_bytes for storage in state.storages for region in storage.regions)
         self._waves = waves
         self._is_taken = False
         self._pid = os.getpid()
+
+    @cached_property
+    def tensor_ids(self) -> dict[Path, int]:
+        """The id of the tensor at every path of the state that holds one."""
+        return tensor_names(self._tree, len(self.tensors))
 
     @property
     def num_bytes(self) -> int:
