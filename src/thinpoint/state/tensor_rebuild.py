@@ -74,9 +74,13 @@ def checked_sizes(record: dict[str, Any], key: str, path: Path) -> list[int]:
     """
     value = record.get(key)
     sizes = [value] if key == "offset" else value
-    if not isinstance(sizes, list) or any(type(n) is not int or not 0 <= n <= _MAX_INT64 for n in sizes):
-        bad_record(path, f"{key} is not made of integers from 0 to 2^63 - 1")
-    return sizes
+    if isinstance(sizes, list):
+        for n in sizes:
+            if type(n) is not int or not 0 <= n <= _MAX_INT64:
+                break
+        else:
+            return sizes
+    bad_record(path, f"{key} is not made of integers from 0 to 2^63 - 1")
 
 
 def build_strided(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from thinpoint.errors import MalformedFileError
 
@@ -45,8 +44,7 @@ def malformed(path: Path, reason: str) -> NoReturn:
     raise MalformedFileError(f"the state in the file is malformed at {display(path) or 'its root'}: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A node taken apart, one level deep.
 
     Attributes:
@@ -70,7 +68,7 @@ class Parsed:
     def steps(self, path: Path) -> list[Any]:
         """The key of each value, in order, that extends `path`."""
         if self.keys is not None:
-            return [key_of(key, path) for key in self.keys]
+            return [key if type(key) is str else key_of(key, path) for key in self.keys]
         return list(self.names) if self.names is not None else list(range(len(self.values)))
 
 
@@ -92,7 +90,8 @@ def parse(node: Node, path: Path) -> Parsed:
     if tag in SEQUENCES:
         return Parsed(tag, body, values=_list(body, path))
     if tag == "dict":
-        return Parsed(tag, body, keys=_pairs(body, path)[0], values=_pairs(body, path)[1])
+        keys, values = _pairs(body, path)
+        return Parsed(tag, body, keys=keys, values=values)
     if tag in DICTS_WITH_ATTRS:
         pairs, attrs = _list(body, path, 2)
         keys, values = _pairs(pairs, path)
@@ -157,6 +156,8 @@ def numbered_nodes(tree: Node) -> list[tuple[Path, Node]]:
 def traverse(tree: Node) -> Iterator[tuple[Path, Node, Parsed, bool]]:
     """Path, node, node parsed, whether inside a key: of every node in pre-order, keys before their values, attrs last.
 
+    Keys that are plain data are left out.
+
     Raises:
         MalformedFileError: the tree breaks the grammar or nests more than `MAX_NESTING` deep.
     """
@@ -169,9 +170,10 @@ def traverse(tree: Node) -> Iterator[tuple[Path, Node, Parsed, bool]]:
         yield path, node, parsed, in_key
         below: list[tuple[Path, Node, bool, int]] = []
         for i, (step, value) in enumerate(zip(parsed.steps(path), parsed.values, strict=True)):
-            if parsed.keys is not None:
-                below.append(((*path, step), parsed.keys[i], True, depth + 1))
-            below.append(((*path, step), value, in_key, depth + 1))
+            place = (*path, step)
+            if parsed.keys is not None and isinstance(parsed.keys[i], (dict, list)):
+                below.append((place, parsed.keys[i], True, depth + 1))
+            below.append((place, value, in_key, depth + 1))
         below.extend(((*path, name), value, in_key, depth + 1) for name, value in parsed.attrs)
         stack.extend(reversed(below))
 

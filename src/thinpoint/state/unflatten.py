@@ -214,7 +214,10 @@ class _Builder:
             kept, value = self._child(node, below)
             if not kept:
                 continue
-            key = key_node if isinstance(key_node, str) else self.tree(key_node, below)
+            if isinstance(key_node, (dict, list)):
+                key = self.tree(key_node, below)
+            else:
+                key = key_node if type(key_node) is str else self._node(key_node, below)
             try:
                 target[key] = value
             except TypeError:
