@@ -29,7 +29,7 @@ from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import coder
-from thinpoint.device.outgoing import OutgoingWave
+from thinpoint.device.outgoing import Launched, OutgoingWave
 from thinpoint.device.select import device_backend, why_not
 from thinpoint.device.triton_codec import DeviceWave
 from thinpoint.errors import BackendUnavailableError, DigestMismatchError, MalformedFileError, ThinpointError
@@ -383,6 +383,35 @@ def test_short_memory_means_smaller_waves_and_raw_parts(
     with pytest.raises(ThinpointError) as caught:
         decode(backend, [parts[0], parts[1], bad, parts[3]], device)
     assert caught.value.item == 2  # type: ignore[attr-defined]
+
+
+def test_waves_come_one_after_the_other_where_two_do_not_fit(
+    device: torch.device, short_segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TritonBackend(device)
+    words = [normal(1500, seed) for seed in range(3)]
+    items = [item_of(made, F32, device) for made in words]
+    needed = backend.codec.scratch_bytes(items[0]) + 2 * items[0].words.numel()
+    monkeypatch.setattr(backend, "_available", lambda: int(1.5 * needed))
+    begin, wait = backend.codec.begin, Launched.wait
+    begun = 0
+    waited: set[int] = set()
+
+    def noted(own: list) -> object:  # type: ignore[type-arg]
+        nonlocal begun
+        assert len(own) == 1 and len(waited) == begun
+        begun += 1
+        return begin(own)
+
+    def noted_wait(launched: Launched) -> None:
+        wait(launched)
+        waited.add(id(launched))
+
+    monkeypatch.setattr(backend.codec, "begin", noted)
+    monkeypatch.setattr(Launched, "wait", noted_wait)
+    for part, made in zip(backend.encode_batch(items), words, strict=True):
+        expect_same(part, made, F32)
+    assert begun == 3
 
 
 def test_waves_keep_to_their_budget(device: torch.device) -> None:
