@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from thinpoint.device import pinned
 from thinpoint.engine.budget import free_bytes, host_memory_bytes
 from thinpoint.errors import UsageError
 
@@ -81,6 +82,22 @@ def test_a_cgroup_beyond_its_limit_leaves_something(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n", files)
     assert free_bytes(root) == 0
     assert host_memory_bytes(root=root) == 1
+
+
+def test_what_earlier_saves_have_page_locked_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pinned.SlabPool(is_pinned=False)
+    monkeypatch.setattr(pinned, "SLAB_BYTES", 1 << 20)
+    monkeypatch.setattr(pinned, "slab_pool", lambda *, is_pinned: pool)
+    root = machine(tmp_path, "", {}, available_gib=8)
+    before = host_memory_bytes(root=root)
+    borrowed = [pool.borrow() for _ in range(3)]
+    assert host_memory_bytes(root=root) == before
+    del borrowed
+    assert host_memory_bytes(root=root) == before + (3 << 20) // 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert host_memory_bytes(root=root) == GIB + (3 << 20) // 2
 
 
 def test_ranks_of_a_node_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,11 @@ class SlabPool:
         """Slabs that wait for their next use."""
         return len(self._free)
 
+    @property
+    def num_free_bytes(self) -> int:
+        """Bytes of these."""
+        return self.num_free * SLAB_BYTES
+
     def borrow(self, num_bytes: int = 0) -> tuple[Slab, np.ndarray]:
         """A slab and all of it as an array; it comes back when the array and all views of it are gone.
 

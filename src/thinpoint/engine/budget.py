@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def host_memory_bytes(asked: int | None = None, *, root: Path = Path("/")) -> in
 
     Args:
         asked: bytes, at least 1; None for THINPOINT_HOST_MEMORY, and without that for half of what is free in the
-            tightest memory cgroup and on the machine, divided by LOCAL_WORLD_SIZE.
+            tightest memory cgroup and on the machine, divided by LOCAL_WORLD_SIZE. What earlier saves have page-locked and
+            left to the next counts as free.
         root: where `/proc` and `/sys` are.
 
     Raises:
@@ -39,7 +41,14 @@ def host_memory_bytes(asked: int | None = None, *, root: Path = Path("/")) -> in
                 actual=repr(text),
             )
         return int(text)
-    return max(1, free_bytes(root) // (_SHARE * local_ranks()))
+    return max(1, (free_bytes(root) // local_ranks() + _left_by_earlier_saves()) // _SHARE)
+
+
+def _left_by_earlier_saves() -> int:
+    """Bytes of page-locked memory that saves of this process have left to the next."""
+    # Imported by whoever made some; it needs torch.
+    pinned = sys.modules.get("thinpoint.device.pinned")
+    return 0 if pinned is None else pinned.slab_pool(is_pinned=True).num_free_bytes
 
 
 def local_ranks() -> int:
