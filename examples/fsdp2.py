@@ -82,52 +82,57 @@ def publish(step: int) -> None:
         os.replace(options.folder / "latest.new", latest)
 
 
+def train() -> None:
+    """Train to the last step, from the newest checkpoint if there is one."""
+    # Of its own: a checkpoint in the background must not meet training's messages.
+    saving = dist.new_group(backend="gloo")
+    torch.manual_seed(0)
+    model = Model().to(device)
+    for block in [*model.layers, model]:
+        fully_shard(block)
+    training = Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    options.folder.mkdir(parents=True, exist_ok=True)
+
+    # thinpoint; without it: writer, stager = dcp.FileSystemWriter(options.folder), None
+    writer, stager = ThinWriter(options.folder), ThinStager()
+    if latest.exists():
+        newest = options.folder / latest.read_text()
+        # thinpoint; without it: dcp.load({"training": training}, checkpoint_id=newest, process_group=saving)
+        dcp.load({"training": training}, storage_reader=ThinReader(newest), process_group=saving)
+        if dist.get_rank() == 0:
+            print(f"resumed at step {training.step}")
+
+    under_way = None
+    for step in range(training.step + 1, options.steps + 1):
+        loss = model(batch(step))
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+        training.step = step
+        if step % options.save_every == 0:
+            if under_way:
+                under_way[1].result()
+                publish(under_way[0])
+            path = options.folder / f"step-{step:06d}"
+            target = {"checkpoint_id": path, "storage_writer": writer, "process_group": saving}
+            if options.background:
+                under_way = step, dcp.async_save({"training": training}, **target, async_stager=stager)
+            else:
+                dcp.save({"training": training}, **target)
+                publish(step)
+            if dist.get_rank() == 0:
+                print(f"step {step} loss {loss.item():.6f}")
+    if under_way:
+        under_way[1].result()
+        publish(under_way[0])
+
+
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if on_gpu else "gloo")
-saving = dist.new_group(
-    backend="gloo"
-)  # Of its own: a checkpoint in the background must not meet training's messages.
-torch.manual_seed(0)
-model = Model().to(device)
-for block in [*model.layers, model]:
-    fully_shard(block)
-training = Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 latest = options.folder / "latest"
-options.folder.mkdir(parents=True, exist_ok=True)
-
-# thinpoint; without it: writer, stager = dcp.FileSystemWriter(options.folder), None
-writer, stager = ThinWriter(options.folder), ThinStager()
-if latest.exists():
-    newest = options.folder / latest.read_text()
-    # thinpoint; without it: dcp.load({"training": training}, checkpoint_id=newest, process_group=saving)
-    dcp.load({"training": training}, storage_reader=ThinReader(newest), process_group=saving)
-    if dist.get_rank() == 0:
-        print(f"resumed at step {training.step}")
-
-under_way = None
-for step in range(training.step + 1, options.steps + 1):
-    loss = model(batch(step))
-    training.optimizer.zero_grad()
-    loss.backward()
-    training.optimizer.step()
-    training.step = step
-    if step % options.save_every == 0:
-        if under_way:
-            under_way[1].result()
-            publish(under_way[0])
-        path = options.folder / f"step-{step:06d}"
-        target = {"checkpoint_id": path, "storage_writer": writer, "process_group": saving}
-        if options.background:
-            under_way = step, dcp.async_save({"training": training}, **target, async_stager=stager)
-        else:
-            dcp.save({"training": training}, **target)
-            publish(step)
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {loss.item():.6f}")
-if under_way:
-    under_way[1].result()
-    publish(under_way[0])
+train()
+# Groups end with the last that uses them: threads of theirs must not outlive the interpreter.
 dist.destroy_process_group()
