@@ -27,6 +27,8 @@ from bench.gpu.record import Record
 from bench.gpu.states import State, cached, zero_percent
 from bench.gpu.tables import render
 
+from thinpoint.proof.record import filesystem
+
 PARTS = ("states", "codec", "e2e")
 STATES = ("dense", "small", "fine-tune", "moe", "large")
 
@@ -131,7 +133,7 @@ class Run:
             ("disk", self.options.disk_dir, fewer or 3, True),
         ):
             rows: list[dict[str, Any]] = []
-            values: dict[str, Any] = {"filesystem": end_to_end.filesystem(folder), "rows": rows}
+            values: dict[str, Any] = {"filesystem": filesystem(folder), "rows": rows}
             self.records["e2e"].values["places"][name] = values
             with tempfile.TemporaryDirectory(dir=folder) as inner:
                 place = end_to_end.Place(

@@ -256,20 +256,6 @@ def targets(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
-def filesystem(folder: Path) -> str:
-    """The type of the file system that holds the folder, as the kernel names it; "unknown" if it does not say."""
-    best, kind = "", "unknown"
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return kind
-    for line in mounts:
-        _, mounted, found, *_ = line.split()
-        if folder.resolve().is_relative_to(mounted) and len(mounted) >= len(best):
-            best, kind = mounted, found
-    return kind
-
-
 def same(expected: list[Tensor], actual: list[Tensor]) -> bool:
     return len(expected) == len(actual) and all(
         a.dtype == b.dtype

@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import subprocess
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench.results import commit, machine
+
+from thinpoint.proof.record import gpu_driver, installed_version
 
 _GPU_PACKAGES = ("triton", "nvidia-nvcomp-cu13", "nvidia-nvcomp-cu12")
 
@@ -62,23 +62,7 @@ def gpu(device: torch.device) -> dict[str, Any] | None:
         "name": properties.name,
         "memory_gb": round(properties.total_memory / 1e9, 1),
         "num_multiprocessors": properties.multi_processor_count,
-        "driver": _driver(),
+        "driver": gpu_driver(),
         "cuda": torch.version.cuda,
-        "packages": {name: found for name in _GPU_PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in _GPU_PACKAGES if (found := installed_version(name))},
     }
-
-
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return lines[0].strip() if lines else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

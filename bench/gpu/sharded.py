@@ -26,13 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench.gpu import fsdp, sharded_cases, states
-from bench.gpu.end_to_end import filesystem, tensors_of
+from bench.gpu.end_to_end import tensors_of
 from bench.gpu.measure import release
 from bench.gpu.record import Record, attempt
 from bench.gpu.sharded_cases import CASES, Case, Job
 from bench.gpu.tables import render
 
 import thinpoint
+from thinpoint.proof.record import filesystem
 from thinpoint.proof.stock_stager import SharedStager
 
 TIMEOUT = datetime.timedelta(seconds=120)

@@ -25,7 +25,7 @@ from bench.results import spread
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import thinpoint
-from thinpoint.proof.throttle import Throttle, ThrottledFile, ThrottledSource
+from thinpoint.proof.throttle import Throttle, ThrottledSource, throttled_file
 from thinpoint.store.buffers import pieces
 from thinpoint.store.contract import Mapper
 
@@ -103,7 +103,7 @@ class ThrottledFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         assert mode == "rb"
-        yield ThrottledFile(self._files[Path(path).name], self._throttle)
+        yield throttled_file(self._files[Path(path).name], self._throttle)
 
 
 def measure_dcp_loads(folder: Path, state: Any, device: torch.device, rate: float, num_repeats: int) -> Row:

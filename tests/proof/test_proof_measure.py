@@ -24,7 +24,7 @@ from thinpoint.proof.savers import Saver, savers
 from thinpoint.proof.scale import SCALES, Shape, parse_scale
 from thinpoint.proof.steps import quiet_block, save_block
 from thinpoint.proof.stock_stager import SharedStager
-from thinpoint.proof.throttle import MemorySink, Throttle, ThrottledFile, ThrottledSource
+from thinpoint.proof.throttle import MemorySink, Throttle, ThrottledSource, throttled_file
 from thinpoint.proof.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_throttled_bytes_are_the_bytes() -> None:
     plain: Any = MemorySink(keep=True)
     torch.save(state, plain)
     loaded = thinpoint.load(ThrottledSource(thin.data(), Throttle(1e12)))
-    file: Any = ThrottledFile(plain.data(), Throttle(1e12))
+    file: Any = throttled_file(plain.data(), Throttle(1e12))
     for found in (loaded, torch.load(file, weights_only=True)):
         assert found["w"].numpy().tobytes() == state["w"].numpy().tobytes()
     counted: Any = MemorySink(keep=False)

@@ -59,7 +59,7 @@ def new_record(piece: str, options: Row, gpu: Row | None) -> Row:
         "versions": {
             "thinpoint": own_version.__version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in _PACKAGES},
+            **{name: installed_version(name) for name in _PACKAGES},
         },
         "options": options,
         "skipped": [],
@@ -132,7 +132,7 @@ def gpu_facts(device: Any) -> Row | None:
     return {
         "name": properties.name,
         "memory_bytes": properties.total_memory,
-        "driver": _driver(),
+        "driver": gpu_driver(),
         "cuda": torch.version.cuda,
     }
 
@@ -186,7 +186,8 @@ def _commit() -> str:
         return "unknown"
 
 
-def _driver() -> str | None:
+def gpu_driver() -> str | None:
+    """Version of NVIDIA's driver; None if `nvidia-smi` does not tell."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -195,7 +196,8 @@ def _driver() -> str | None:
     return lines[0].strip() if lines else None
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

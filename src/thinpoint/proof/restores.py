@@ -18,7 +18,7 @@ from thinpoint.proof.cache import drop_from_cache, files_of, make_durable
 from thinpoint.proof.record import Deadline, attempt, filesystem
 from thinpoint.proof.scale import Scale
 from thinpoint.proof.spread import spread
-from thinpoint.proof.throttle import MemorySink, Throttle, ThrottledFile, ThrottledSource
+from thinpoint.proof.throttle import MemorySink, Throttle, ThrottledSource, throttled_file
 from thinpoint.proof.trainer import Trainer, copied, release, synchronize
 from thinpoint.proof.trainer import tensor_bytes as total_bytes
 
@@ -128,7 +128,7 @@ def at_rate(files: dict[str, np.ndarray], device: torch.device, bytes_per_s: flo
         return load
 
     def plain(_: Any) -> Any:
-        file: Any = ThrottledFile(files[TORCH], Throttle(bytes_per_s))
+        file: Any = throttled_file(files[TORCH], Throttle(bytes_per_s))
         return torch.load(file, map_location=device, weights_only=True)
 
     loads = {THIN: thin(files[THIN]), RAW: thin(files[RAW]), TORCH: plain}

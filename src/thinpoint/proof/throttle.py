@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from thinpoint.formats.torch_item import Window
+
 _SPIN_S = 2e-4
 """A sleep ends so much too late that shorter waits are waited out."""
 
@@ -61,34 +63,9 @@ class ThrottledSource:
         """Nothing to give back."""
 
 
-class ThrottledFile(io.RawIOBase):
+def throttled_file(data: np.ndarray, throttle: Throttle) -> Window:
     """The same as a file object, for `torch.load`."""
-
-    def __init__(self, data: np.ndarray, throttle: Throttle) -> None:
-        self._view, self._throttle = data.data, throttle
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        found = self._view[self._position : self._position + len(target)]
-        target[: len(found)] = found
-        self._position += len(found)
-        self._throttle.move(len(found))
-        return len(found)
+    return Window(ThrottledSource(data, throttle), 0, data.size)
 
 
 class MemorySink(io.RawIOBase):
