@@ -25,7 +25,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("THINPOINT_DISABLE_ASYNC", "THINPOINT_HOST_MEMORY", "THINPOINT_EXIT_WAIT"):
         monkeypatch.delenv(name, raising=False)
     for module in (engine_jobs, engine_encode):
-        monkeypatch.setattr(module, "PART_BYTES", 1 << 17)
+        monkeypatch.setattr(module, "PART_BYTES", 1 << 18)
     overlap.log_fallback.cache_clear()
     torch.manual_seed(0)
     yield
