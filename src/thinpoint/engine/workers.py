@@ -94,8 +94,9 @@ class Pool:
             if len(self._threads) < self._num_threads:
                 name = f"{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=_serve, args=(self._tasks,), name=name, daemon=True)
-                thread.start()
+                # Before it starts: Ctrl-C may come while this waits for that.
                 self._threads.append(thread)
+                thread.start()
         return future
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -119,7 +120,8 @@ class Pool:
             for _ in threads:
                 self._tasks.put(None)
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
 
 def _serve(tasks: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
