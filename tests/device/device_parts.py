@@ -78,5 +78,5 @@ def decode(
             )
         )
     data = torch.from_numpy(np.concatenate(stored or [np.zeros(0, np.uint8)]))
-    sums = backend.decode_batch(data, items)
+    sums = backend.begin_decode(data, items)()
     return [out.cpu().numpy() for out in outs], sums

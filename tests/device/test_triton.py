@@ -28,6 +28,7 @@ from thinpoint.device import launch
 from thinpoint.device import runs as runs_room
 from thinpoint.device.backend import TritonBackend
 from thinpoint.device.contract import EncodeItem
+from thinpoint.device.incoming import Incoming
 from thinpoint.device.kernels import coder
 from thinpoint.device.outgoing import Launched, OutgoingWave
 from thinpoint.device.select import device_backend, why_not
@@ -368,14 +369,14 @@ def test_short_memory_means_smaller_waves_and_raw_parts(
     for part, made in zip(parts[:3], words[:3], strict=True):
         expect_same(part, made, F32)
 
-    inner = backend._decode_batch
+    inner = backend._incoming
 
-    def short_too(data: torch.Tensor, own: list) -> list[int]:  # type: ignore[type-arg]
+    def short_too(data: torch.Tensor, own: list) -> Incoming:  # type: ignore[type-arg]
         if len(own) > 1 or own[0].part.num_elems == 3000:
             raise torch.OutOfMemoryError("no memory")
         return inner(data, own)
 
-    monkeypatch.setattr(backend, "_decode_batch", short_too)
+    monkeypatch.setattr(backend, "_incoming", short_too)
     outs, sums = decode(backend, parts, device)
     assert all(np.array_equal(out, made.view(np.uint8)) for out, made in zip(outs, words, strict=True))
     assert sums == [part.raw_digest for part in parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from thinpoint import digest as digests
 from thinpoint.codec.backend import HostBackend, get_backend
 from thinpoint.codec.contract import WORD_DTYPES, EncodedPart
-from thinpoint.device.contract import DecodeItem, EncodeItem, FinishedParts
+from thinpoint.device.contract import DecodeItem, EncodeItem, FinishDecode, FinishedParts
 from thinpoint.engine.backends import Devices
 from thinpoint.errors import DigestMismatchError, ThinpointError
 
@@ -57,7 +58,10 @@ class CopyingBackend:
         words = item.words.numpy().copy().view(WORD_DTYPES[item.word_bytes])
         return self.host.encode(words, item.spec)
 
-    def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
+    def begin_decode(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> FinishDecode:
+        return partial(self._decode_all, data, items)
+
+    def _decode_all(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
         assert items and self._is_busy.acquire(blocking=False), "called from two threads at a time"
         try:
             assert_flat(data)

@@ -6,7 +6,7 @@ synchronisation for each would cost more than the coding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -45,7 +45,7 @@ class DecodeItem:
         num_blocks: how many; 0 for a part without planes, all of which `out` then takes.
         plane_offsets: for each plane, where its first block lies in the buffer given with the items; the others follow
             without gaps. Multiples of 8.
-        digests: uint64, shape (planes, num_blocks): digests of the stored blocks, compared before the call returns.
+        digests: uint64, shape (planes, num_blocks): digests of the stored blocks, compared before the batch is finished.
         out: flat uint8, contiguous, on the backend's device, exactly as long as the blocks' words.
     """
 
@@ -70,6 +70,10 @@ def item_named(item: int) -> Iterator[None]:
     except ThinpointError as error:
         at_item(error, item)
         raise
+
+
+FinishDecode = Callable[[], list[int]]
+"""Gives for each item the partial raw digest of what was decoded. Summed over a part, mod 2^64, it must equal the part's."""
 
 
 class PendingParts(Protocol):
@@ -147,17 +151,19 @@ class DeviceBackend(Protocol):
         """
         ...
 
-    def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
-        """Decode blocks into tensors on the device; blocks until they are there.
+    def begin_decode(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> FinishDecode:
+        """Begin to decode blocks into tensors on the device, and wait for nothing if the backend need not.
+
+        Another batch may be begun before this one is finished: one is decoded while the next is launched.
 
         Args:
-            data: flat uint8, host memory, best page-locked: the stored bytes of all items.
+            data: flat uint8, host memory, best page-locked: the stored bytes of all items. It must stay until the end.
 
         Returns:
-            For each item the partial raw digest of what was decoded. Summed over a part, mod 2^64, it must equal the part's.
+            What waits until the outputs are there. Called once, with the same stream current.
 
         Raises:
             DigestMismatchError, MalformedFileError, UnknownCodecError: an item is damaged; `error.item` is its index, and
-                outputs may be partly written.
+                outputs may be partly written. What is returned raises them too.
         """
         ...

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from thinpoint.codec.contract import EncodedPart
 from thinpoint.codec.nvcomp import EXTRA
-from thinpoint.device.contract import DecodeItem, EncodeItem, FinishedParts
+from thinpoint.device.contract import DecodeItem, EncodeItem, FinishDecode, FinishedParts
 from thinpoint.device.nvcomp_decode import decode_items
 from thinpoint.device.nvcomp_encode import EncodeWave, chain_of
 from thinpoint.device.nvcomp_layout import waves
@@ -81,6 +81,6 @@ class NvcompBackend:
         torch.cuda.current_stream(self.device).synchronize()
         return parts
 
-    def decode_batch(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> list[int]:
-        """See `DeviceBackend.decode_batch`."""
-        return decode_items(data, items)
+    def begin_decode(self, data: torch.Tensor, items: Sequence[DecodeItem]) -> FinishDecode:
+        """See `DeviceBackend.begin_decode`. All of it happens when it is finished."""
+        return partial(decode_items, data, items)

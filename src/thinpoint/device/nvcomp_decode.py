@@ -53,7 +53,7 @@ def decode_items(
         map: runs what is decoded on the CPU.
 
     Returns:
-        As `DeviceBackend.decode_batch`. Needs about 10 times WAVE_BYTES of device memory.
+        As `DeviceBackend.begin_decode`, finished. Needs about 10 times WAVE_BYTES of device memory.
 
     Raises:
         DigestMismatchError, MalformedFileError, UnknownCodecError: an item is damaged; `error.item` is its index.

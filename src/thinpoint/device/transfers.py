@@ -110,7 +110,11 @@ def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 1 << 40
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # `memory_reserved` and `memory_allocated` make and sort a flat table of all statistics each time.
+    of = torch.cuda.memory_stats_as_nested_dict(device)
+    if of:
+        free += of["reserved_bytes"]["all"]["current"] - of["allocated_bytes"]["all"]["current"]
+    return free
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

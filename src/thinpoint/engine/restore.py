@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.contract import WORD_DTYPES
-from thinpoint.device.contract import DecodeItem, DeviceBackend
+from thinpoint.device.contract import DecodeItem, DeviceBackend, FinishDecode
 from thinpoint.digest import MASK
 from thinpoint.engine.backends import Devices, device_lock
 from thinpoint.engine.fetch import StoredWave, check_run, check_wave, fetch_run, fetch_wave
@@ -45,6 +47,20 @@ TASK_BYTES = 1 << 20
 """Raw bytes that a thread decodes at least, unless fewer are left."""
 
 __all__ = ["RUN_BYTES", "WAVE_BYTES", "DeviceTarget", "Restorer", "Target", "coded_part"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decoding:
+    """A wave that a device decodes.
+
+    Attributes:
+        outs: for each run the tensor that takes all of its blocks.
+        finish: see `DeviceBackend.begin_decode`.
+    """
+
+    stored: StoredWave
+    outs: list[torch.Tensor]
+    finish: FinishDecode
 
 
 class _PartDigests:
@@ -107,8 +123,8 @@ class Restorer:
 
         To be called from any thread but the workers' background thread, which reads for devices.
 
-        Memory: the stored bytes of a few runs for each thread, of RUN_BYTES each. On a device, page-locked: those of two
-        waves of at most WAVE_BYTES (and a part); on the device itself, the partly wanted blocks of one.
+        Memory: the stored bytes of a few runs for each thread, of RUN_BYTES each. On a device, page-locked: those of three
+        waves of at most WAVE_BYTES (and a part); on the device itself, those of two and their partly wanted blocks.
 
         Raises:
             DigestMismatchError, MalformedFileError, UnknownCodecError: what was read is damaged or not for this
@@ -205,11 +221,14 @@ class Restorer:
             return None if wave is None else self._fetch_wave(wave, backend.device)
 
         reading = self._workers.in_background(read_next)
+        decoding: deque[_Decoding] = deque()
         while (stored := reading.result()) is not None:
             reading = self._workers.in_background(read_next)
-            for run, digest in zip(stored.runs, self._decode_on_device(backend, stored), strict=True):
-                digests.add(run, digest)
-                self._report(run)
+            decoding.append(self._begin_decode(backend, stored))
+            if len(decoding) > 1:
+                self._finish_decode(backend, decoding.popleft(), digests)
+        while decoding:
+            self._finish_decode(backend, decoding.popleft(), digests)
 
     def _fetch_wave(self, wave: list[Run | PartRange], device: torch.device) -> StoredWave:
         try:
@@ -217,11 +236,8 @@ class Restorer:
         except MemoryError as error:
             raise self._no_memory(wave[0]) from error
 
-    def _decode_on_device(self, backend: DeviceBackend, stored: StoredWave) -> list[int]:
-        """Decode a wave; returns for each run the partial raw digest of all its blocks."""
-        import torch
-
-        try:
+    def _begin_decode(self, backend: DeviceBackend, stored: StoredWave) -> _Decoding:
+        with self._locating_in(stored):
             outs = [_direct_or_scratch(run) for run in stored.runs]
             items = [
                 DecodeItem(
@@ -235,7 +251,25 @@ class Restorer:
                 for run, offsets, out in zip(stored.runs, stored.plane_offsets, outs, strict=True)
             ]
             with device_lock(backend.device):
-                partials = backend.decode_batch(stored.data, items)
+                return _Decoding(stored=stored, outs=outs, finish=backend.begin_decode(stored.data, items))
+
+    def _finish_decode(self, backend: DeviceBackend, wave: _Decoding, digests: _PartDigests) -> None:
+        with self._locating_in(wave.stored), device_lock(backend.device):
+            partials = wave.finish()
+        for run, out, digest in zip(wave.stored.runs, wave.outs, partials, strict=True):
+            if out is not run.out:
+                low, _ = run.decoded
+                run.out.copy_(out[run.start - low : run.end - low])
+            digests.add(run, digest)
+            self._report(run)
+
+    @contextmanager
+    def _locating_in(self, stored: StoredWave) -> Iterator[None]:
+        """Errors of a device tell where in the file it is."""
+        import torch
+
+        try:
+            yield
         except torch.cuda.OutOfMemoryError as error:
             raise self._no_memory(stored.runs[0]) from error
         except ThinpointError as error:
@@ -244,11 +278,6 @@ class Restorer:
                 raise
             check_wave(self.reader, stored, place)
             raise self._located(error, stored.runs[place]) from error.__cause__
-        for run, out in zip(stored.runs, outs, strict=True):
-            if out is not run.out:
-                low, _ = run.decoded
-                run.out.copy_(out[run.start - low : run.end - low])
-        return partials
 
     def _no_memory(self, item: Run | PartRange) -> ThinpointError:
         tensor = self._maker.head(item.part).name
