@@ -30,7 +30,9 @@ def test_pieces_are_copies_and_none_is_split(pool: SlabPool, device: torch.devic
     copies = HostCopies(device, None, Arena(pool))
     sizes = [[1000] * 9, [SLAB], [5 * SLAB + 3], [7], [], [SLAB - 1, 0, 1, 64]]
     tensors = [random_bytes(sum(own), device) for own in sizes]
-    pieces = [copies.add_pieces(tensor, own) for tensor, own in zip(tensors, sizes, strict=True)]
+    pieces = [
+        copies.add_pieces(tensor, np.array(own)).cut() for tensor, own in zip(tensors, sizes, strict=True)
+    ]
     copies.wait()
     for tensor, own, found in zip(tensors, sizes, pieces, strict=True):
         assert [piece.size for piece in found] == own
@@ -40,7 +42,7 @@ def test_pieces_are_copies_and_none_is_split(pool: SlabPool, device: torch.devic
 def test_slabs_come_back_when_the_last_view_is_gone(pool: SlabPool, device: torch.device) -> None:
     def copied() -> tuple[Any, ...]:
         copies = HostCopies(device, None, arena)
-        pieces = copies.add_pieces(random_bytes(4 * SLAB, device), [SLAB] * 4)
+        pieces = copies.add_pieces(random_bytes(4 * SLAB, device), np.full(4, SLAB)).cut()
         copies.wait()
         return tuple(pieces)
 
@@ -65,7 +67,7 @@ def test_slabs_come_back_when_the_last_view_is_gone(pool: SlabPool, device: torc
 
 def test_more_than_a_slab_does_not_stay(pool: SlabPool, device: torch.device) -> None:
     copies = HostCopies(device, None, Arena(pool))
-    pieces = copies.add_pieces(random_bytes(2 * SLAB, device), [2 * SLAB])
+    pieces = copies.add_pieces(random_bytes(2 * SLAB, device), np.array([2 * SLAB])).cut()
     copies.wait()
     del pieces
     assert pool.num_free == 0

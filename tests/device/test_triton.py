@@ -429,7 +429,7 @@ def test_stored_bytes_are_those_of_the_parts(device: torch.device, short_segment
     backend = TritonBackend(device)
     kinds = ("groups", "columns", "outliers", "idle", "zeros", "normal")
     made = [codec_zoo.make(kind, "float32", 5000) for kind in kinds]
-    items = [item_of(w, replace(F32, row_elems=row), device) for w, row in made]
+    items = [item_of(w, F32._replace(row_elems=row), device) for w, row in made]
     wave = backend.codec.land(backend.codec.begin(items))
     parts = OutgoingWave(backend.codec, wave, backend._copies, get_backend(), prove=True).parts()
     left = sum(

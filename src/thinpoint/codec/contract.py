@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,8 +29,7 @@ def serial_map(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable
     return [function(item) for item in items]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartSpec:
+class PartSpec(NamedTuple):
     """What an encoder may know about a part besides its words. Decides size, never exactness.
 
     Attributes:

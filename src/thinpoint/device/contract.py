@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodeItem:
+class EncodeItem(NamedTuple):
     """One part to encode.
 
     Attributes:
@@ -35,8 +34,7 @@ class EncodeItem:
     spec: PartSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeItem:
+class DecodeItem(NamedTuple):
     """Consecutive blocks of one part to decode.
 
     Attributes:

@@ -21,7 +21,7 @@ from thinpoint.device.launch import Launcher
 from thinpoint.device.prefixes import HostPlans, prefix_of
 from thinpoint.device.ranges import digest_ranges
 from thinpoint.device.tables import starts
-from thinpoint.device.transfers import HostCopies, as_bytes
+from thinpoint.device.transfers import HostCopies, Pieces, as_bytes
 from thinpoint.device.triton_codec import DeviceCodec, DeviceWave
 
 _DIGEST_MASK = (1 << 64) - 1
@@ -113,7 +113,7 @@ class OutgoingWords:
     def __init__(self, item: EncodeItem, copies: HostCopies) -> None:
         self._word_bytes = item.word_bytes
         self._copies = copies
-        (self._words,) = copies.add_pieces(item.words, [item.words.numel()])
+        self._words = copies.add_whole(item.words)
         copies.begin()
 
     @property
@@ -191,7 +191,7 @@ class OutgoingWave:
             copies.wait()
 
     def _add_plain(self, i: int, words: torch.Tensor, copies: HostCopies) -> None:
-        (self._plain[i],) = copies.add_pieces(words, [words.numel()])
+        self._plain[i] = copies.add_whole(words)
 
     def parts(self) -> list[EncodedPart]:
         """See `Outgoing.parts`."""
@@ -253,6 +253,7 @@ class _BatchCopy:
     def parts(self, raw_digests: Sequence[int]) -> Iterator[tuple[int, EncodedPart]]:
         """(index in the wave, part) of the parts that count. raw_digests: of the wave's parts."""
         digests = self._digests.view(np.uint64)[: 2 * self._owner.size].reshape(2, -1)
+        planes = [[block for pieces in plane for block in pieces.cut()] for plane in self._planes]
         plans = HostPlans.of(self._numbers, self._cuts, self._patches)
         rows, members = self._rows.tolist(), self._members.tolist()
         first_blocks = np.searchsorted(self._owner, np.arange(len(rows) + 1)).tolist()
@@ -269,7 +270,7 @@ class _BatchCopy:
                     block_elems=BLOCK_ELEMS,
                     prefix=prefix,
                     block_sizes=self._sizes[:, blocks].copy(),
-                    blocks=tuple([tuple(plane[blocks]) for plane in self._planes]),
+                    blocks=tuple([tuple(plane[blocks]) for plane in planes]),
                     block_digests=digests[:, blocks].copy(),
                     raw_digest=raw_digests[member],
                     chain=chain,
@@ -279,15 +280,15 @@ class _BatchCopy:
 
 def _copy_blocks(
     plane: torch.Tensor, places: np.ndarray, sizes: np.ndarray, copies: HostCopies
-) -> list[np.ndarray]:
-    """Host views of blocks of a plane; neighbouring blocks are copied together."""
-    blocks: list[np.ndarray] = []
+) -> list[Pieces]:
+    """Host memory for blocks of a plane; neighbouring blocks are copied together."""
+    blocks: list[Pieces] = []
     breaks = np.flatnonzero(places[1:] != (places + sizes)[:-1]) + 1
     for run in np.split(np.arange(places.size), breaks):
         if not run.size:
             continue
         start, end = int(places[run[0]]), int(places[run[-1]] + sizes[run[-1]])
-        blocks += copies.add_pieces(plane[start:end], sizes[run].tolist())
+        blocks.append(copies.add_pieces(plane[start:end], sizes[run]))
     return blocks
 
 

@@ -91,31 +91,29 @@ class Arena:
         self._slab, self._array = Slab(0, is_pinned=False), np.zeros(0, np.uint8)
         self._used = 0
 
-    def place(self, sizes: list[int]) -> tuple[int, Slab, torch.Tensor, np.ndarray]:
-        """Memory for as many of the sizes, from the first on, as fit into one slab; for one at least.
+    def place(self, ends: np.ndarray) -> tuple[int, Slab, torch.Tensor, np.ndarray]:
+        """Memory for as many pieces, from the first on, as fit into one slab; for one at least.
+
+        Args:
+            ends: int64, where each piece ends if they follow one another.
 
         Returns:
             (how many, the slab, the memory as uint8 tensor, and as array).
         """
         with self._lock:
-            count, total = self._fitting(sizes)
+            count = self._num_fitting(ends)
             if not count:
-                self._slab, self._array = self._pool.borrow(sizes[0])
+                self._slab, self._array = self._pool.borrow(int(ends[0]))
                 self._used = 0
-                count, total = self._fitting(sizes)
+                count = self._num_fitting(ends)
+            total = int(ends[count - 1])
             start = self._used
             self._used += -(-total // _ALIGNMENT) * _ALIGNMENT
             end = start + total
             return count, self._slab, self._slab.memory[start:end], self._array[start:end]
 
-    def _fitting(self, sizes: list[int]) -> tuple[int, int]:
-        """(how many fit, their sum)."""
-        total, room = 0, self._array.size - self._used
-        for count, size in enumerate(sizes):
-            if total + size > room:
-                return count, total
-            total += size
-        return len(sizes), total
+    def _num_fitting(self, ends: np.ndarray) -> int:
+        return int(np.searchsorted(ends, self._array.size - self._used, side="right"))
 
 
 @cache

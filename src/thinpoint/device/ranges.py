@@ -8,9 +8,9 @@ import torch
 from thinpoint.device.kernels import planes
 from thinpoint.device.launch import Launcher
 
-DIGEST_WORDS, DIGEST_ROUNDS = 1024, 8
+DIGEST_WORDS, DIGEST_ROUNDS = 1024, 32
 DIGEST_BYTES = 8 * DIGEST_WORDS * DIGEST_ROUNDS
-COMPARE_BYTES, COMPARE_ROUNDS = 8192, 8
+COMPARE_BYTES, COMPARE_ROUNDS = 8192, 32
 
 
 def digest_ranges(

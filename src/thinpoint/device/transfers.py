@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,25 @@ from thinpoint.device.pinned import Arena, Slab
 
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """An allocation on a device failed; the name changed in torch 2.5."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Pieces of host memory in order.
+
+    Attributes:
+        spans: pieces that follow one another, uint8, and where each of them ends in there.
+    """
+
+    spans: list[tuple[np.ndarray, np.ndarray]]
+
+    def cut(self) -> list[np.ndarray]:
+        """The pieces: thousands, which is nothing to do while training waits."""
+        return [
+            memory[start:end]
+            for memory, ends in self.spans
+            for start, end in itertools.pairwise([0, *ends.tolist()])
+        ]
 
 
 class HostCopies:
@@ -50,20 +70,25 @@ class HostCopies:
         array: np.ndarray = host.numpy()
         return array
 
-    def add_pieces(self, tensor: torch.Tensor, sizes: list[int]) -> list[np.ndarray]:
-        """The same for a flat uint8 tensor in pieces of these sizes: arrays in the arena, which `HostCopies` must have."""
+    def add_pieces(self, tensor: torch.Tensor, sizes: np.ndarray) -> Pieces:
+        """The same for a flat uint8 tensor in pieces of these sizes (int64): in the arena, which `HostCopies` must have."""
         assert self._arena is not None
-        pieces: list[np.ndarray] = []
+        spans: list[tuple[np.ndarray, np.ndarray]] = []
         start = 0
-        while len(pieces) < len(sizes):
-            rest = sizes[len(pieces) :]
-            count, slab, memory, array = self._arena.place(rest)
+        while sizes.size:
+            ends = np.cumsum(sizes)
+            count, slab, memory, array = self._arena.place(ends)
             self._slabs.append(slab)
             self._wanted.append((memory, tensor[start : start + array.size]))
-            ends = list(itertools.accumulate(rest[:count]))
-            pieces += [array[end - size : end] for end, size in zip(ends, rest, strict=False)]
+            spans.append((array, ends[:count]))
             start += array.size
-        return pieces
+            sizes = sizes[count:]
+        return Pieces(spans)
+
+    def add_whole(self, tensor: torch.Tensor) -> np.ndarray:
+        """The same for a flat uint8 tensor in one piece."""
+        (piece,) = self.add_pieces(tensor, np.array([tensor.numel()], np.int64)).cut()
+        return piece
 
     def begin(self, after: torch.cuda.Event | None = None) -> None:
         """Start all copies that were added; no more may be added.

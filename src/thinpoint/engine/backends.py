@@ -37,7 +37,17 @@ class Devices:
     def __init__(self, make: Callable[[torch.device], DeviceBackend | None] = lambda device: None) -> None:
         self._make = make
         self._made: dict[torch.device, DeviceBackend | None] = {}
+        self._by_name: dict[str, DeviceBackend | None] = {}
         self._lock = threading.Lock()
+
+    def named(self, device: str) -> DeviceBackend | None:
+        """As `get`, for a device as PyTorch spells it."""
+        # A state has hundreds of tensors on one device.
+        if device not in self._by_name:
+            import torch
+
+            self._by_name[device] = self.get(torch.device(device))
+        return self._by_name[device]
 
     def get(self, device: torch.device) -> DeviceBackend | None:
         """The backend for a device, or None if it has none.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 DEVICE_WAVE_BYTES = 256 << 20
 """Raw bytes that a device encodes at once: enough to hide every launch, little beside a training step's memory."""
 
+FIRST_WAVE_BYTES = PART_BYTES
+"""And the first time, twice as many each time after: the link and storage begin early."""
+
 LARGE_WAVES = 2
 """So many times more while the caller only waits for the device, which has no step to run meanwhile."""
 
@@ -135,20 +138,23 @@ def _label(region: Region) -> dict[str, Any]:
 
 
 def _waves(jobs: Iterable[PartJob], device_bytes: int) -> Iterator[list[PartJob]]:
-    """The jobs in order, in lists of at most `device_bytes` on each device, and PART_BYTES on the CPU.
+    """The jobs in order, in lists that grow to `device_bytes` on each device, and PART_BYTES on the CPU.
 
     Budgets are apart, so that the few bytes that an optimizer keeps on the CPU for each of its tensors on a GPU do not
     cut the GPU's waves short.
     """
     wave: list[PartJob] = []
     used: dict[torch.device | None, int] = {}
+    now_bytes = min(FIRST_WAVE_BYTES, device_bytes)
     for job in jobs:
-        budget = min(PART_BYTES, device_bytes) if job.on is None else device_bytes
-        if job.device in used and used[job.device] + job.num_bytes > budget:
+        device, num_bytes = job.device, job.num_bytes
+        budget = min(PART_BYTES, now_bytes) if device is None else now_bytes
+        if device in used and used[device] + num_bytes > budget:
             yield wave
             wave, used = [], {}
+            now_bytes = min(2 * now_bytes, device_bytes)
         wave.append(job)
-        used[job.device] = used.get(job.device, 0) + job.num_bytes
+        used[device] = used.get(device, 0) + num_bytes
     if wave:
         yield wave
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.contract import PartSpec
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartJob:
+class PartJob(NamedTuple):
     """One part to encode.
 
     Attributes:
@@ -68,9 +66,7 @@ def device_backend_of(storage: StorageSource, devices: Devices) -> DeviceBackend
     """
     if storage.view is None or not storage.regions:
         return None
-    import torch
-
-    return devices.get(torch.device(storage.device))
+    return devices.named(storage.device)
 
 
 def backend_names(storages: list[StorageSource], backend: HostBackend, devices: Devices) -> str:

@@ -94,10 +94,10 @@ class Saving:
         self._progress = progress
         self._rest: dict[str, Any] = {
             "storages": [StorageEntry(bytes=s.num_bytes, device=s.device) for s in state.storages],
-            "tensors": [tensor_entry(record) for record in state.tensors],
             "tree": state.tree,
             "meta": meta or {},
         }
+        self._tensors = state.tensors
         self.backend = backend_names(state.storages, backends.host, backends.devices)
         self.seconds: dict[str, float] = {} if seconds is None else seconds
         self.active_at = time.monotonic()
@@ -173,7 +173,10 @@ class Saving:
             self._flow.drain(write_wave, settle)
             with timed(self.seconds, "write"):
                 rest, self._rest = self._rest, {}
-                summary = writer.finish(**rest, encoder=ENCODER_VERSION, writer_version=__version__)
+                tensors, self._tensors = [tensor_entry(record) for record in self._tensors], []
+                summary = writer.finish(
+                    **rest, tensors=tensors, encoder=ENCODER_VERSION, writer_version=__version__
+                )
                 behind.settle()
             # A sink may have been spared the rest after an error: what it has is then not to be committed.
             self._flow.check()
