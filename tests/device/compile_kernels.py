@@ -36,6 +36,8 @@ TYPES = {
     "capacity": "i32",
     "length": "i32",
     "num_blocks": "i32",
+    "num_words": "i32",
+    **dict.fromkeys(("source", "host"), TABLE),
 }
 WIDTHS = (8, 16, 32, 64)
 
@@ -65,6 +67,7 @@ def jobs(every_split: bool = True) -> list[tuple[Any, dict[str, Any], int]]:
         (plan.finish_profiles, {"TILE": 1024}, 4),
         (plan.choose_candidates, {}, 4),
         (plan.make_tables, {}, 4),
+        (planes.report, {"WORDS": launch.REPORT_WORDS}, 4),
         (planes.place_blocks, {"BLOCKS": 512, "SEGMENTS": 8}, 8),
         (planes.compact, {"CHUNK": 512}, 1),
         (planes.open_blocks, {"SEGMENTS": 8}, 1),

@@ -215,7 +215,7 @@ class Encoder:
             run.counters[:1].zero_()
             self._runner.code(run)
             facts = self._runner.facts(run)
-        assert run.blocks is not None and run.copies is not None
+        assert run.blocks is not None and run.found is not None
         batch = Batch(
             members=members,
             assumptions=run.work.assumptions,
@@ -230,7 +230,7 @@ class Encoder:
             blocks=run.blocks,
             patches=run.patches[: facts.num_patches],
             prefix_bytes=_prefix_bytes(facts.parts, facts.masks),
-            encoded=run.copies.done,
+            encoded=run.found.done,
         )
         again = self._judge(run.items, run.work.assumptions, facts, batch, outcome)
         if batch.accepted.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,33 @@ import triton
 
 from thinpoint.codec.plan import SEGMENT_STEPS, log2_table
 from thinpoint.device.kernels import decode, encode, fields, general, patching, planes
+from thinpoint.device.pinned import Arena, SlabPool
 from thinpoint.device.plans import Plans
 from thinpoint.device.tables import Variant
 from thinpoint.device.worklists import DeviceTables, Programs, Uploader
 
 ALIGNMENT = 16
 TABLE_SLOTS = 32
+REPORT_WORDS = 512
+REPORT_SLAB_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """Numbers on their way to host memory.
+
+    Attributes:
+        words: int64, host memory; valid after `wait`.
+        done: recorded behind the copy; None where there is no CUDA device.
+    """
+
+    words: np.ndarray
+    done: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        """Wait until the words are there."""
+        if self.done is not None:
+            self.done.synchronize()
 
 
 def fast_constants(variant: Variant) -> dict[str, Any]:
@@ -44,6 +66,7 @@ class Launcher:
         self._sides: list[torch.cuda.Stream] = []
         self.device = device
         self.upload = Uploader(device)
+        self._reports = Arena(SlabPool(is_pinned=device.type == "cuda", slab_bytes=REPORT_SLAB_BYTES))
         self.log2 = self.upload(log2_table().astype(np.int32))
         # 64 registers let as many programs run as a multiprocessor takes; with the 80 that the compiler likes, a quarter fewer.
         on_nvidia = device.type == "cuda" and torch.version.hip is None
@@ -102,6 +125,17 @@ class Launcher:
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(max(size, 1), dtype=dtype, device=self.device)
+
+    def report(self, words: torch.Tensor) -> Report:
+        """Begin to copy int64 words to the host: by a kernel, as a copy would wait for the large ones of other streams."""
+        _, slab, memory, array = self._reports.place(np.array([8 * words.numel()], np.int64))
+        grid = (triton.cdiv(words.numel(), REPORT_WORDS),)
+        host = memory.view(torch.int64)
+        self.run(planes.report, grid, words, host, words.numel(), WORDS=REPORT_WORDS, num_warps=4)
+        if self.device.type != "cuda":
+            return Report(array.view(np.int64), None)
+        slab.copied = torch.cuda.current_stream(self.device).record_event()
+        return Report(array.view(np.int64), slab.copied)
 
     def encode(
         self,

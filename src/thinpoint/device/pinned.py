@@ -35,13 +35,15 @@ class SlabPool:
 
     Args:
         is_pinned: page-locked, which needs a CUDA device.
+        slab_bytes: of each; None for SLAB_BYTES.
 
     Attributes:
         seconds: spent on getting memory from the system, by all threads so far.
     """
 
-    def __init__(self, *, is_pinned: bool) -> None:
+    def __init__(self, *, is_pinned: bool, slab_bytes: int | None = None) -> None:
         self._is_pinned = is_pinned
+        self._slab_bytes = SLAB_BYTES if slab_bytes is None else slab_bytes
         self._free: deque[Slab] = deque()
         self.seconds = 0.0
 
@@ -53,7 +55,7 @@ class SlabPool:
     @property
     def num_free_bytes(self) -> int:
         """Bytes of these."""
-        return self.num_free * SLAB_BYTES
+        return self.num_free * self._slab_bytes
 
     def borrow(self, num_bytes: int = 0) -> tuple[Slab, np.ndarray]:
         """A slab and all of it as an array; it comes back when the array and all views of it are gone.
@@ -61,13 +63,13 @@ class SlabPool:
         Args:
             num_bytes: what must fit. More than a slab holds is memory of its own, given to the system afterwards.
         """
-        if num_bytes > SLAB_BYTES:
+        if num_bytes > self._slab_bytes:
             own = self._make(num_bytes)
             return own, own.memory.numpy()
         try:
             slab = self._free.pop()
         except IndexError:
-            slab = self._make(SLAB_BYTES)
+            slab = self._make(self._slab_bytes)
         if slab.copied is not None:
             # Nobody may have waited for it, after an error.
             slab.copied.synchronize()

@@ -14,10 +14,9 @@ from thinpoint.codec.transforms.predict import GROUP_ELEMS, MIN_PROFILE_ROWS
 from thinpoint.codec.transforms.split import Split
 from thinpoint.device.contract import EncodeItem
 from thinpoint.device.kernels import fields as f
-from thinpoint.device.launch import Launcher
+from thinpoint.device.launch import Launcher, Report
 from thinpoint.device.plans import Plans, make_plans
 from thinpoint.device.tables import PartShape, make_tables
-from thinpoint.device.transfers import HostCopies
 from thinpoint.device.worklists import DeviceTables, PlanTables, make_plan_tables, upload_tables
 
 MIN_PATCHES = 1 << 12
@@ -97,8 +96,7 @@ class Run:
     entropy: torch.Tensor
     patches: torch.Tensor
     blocks: torch.Tensor | None = None
-    copies: HostCopies | None = None
-    found: np.ndarray | None = None
+    found: Report | None = None
 
 
 class Runner:
@@ -214,20 +212,19 @@ class Runner:
             run.scratch,
             run.entropy,
         )
-        run.copies = HostCopies(launcher.device)
-        run.found = run.copies.add(run.report)
-        run.copies.begin()
+        run.found = launcher.report(run.report)
 
     def facts(self, run: Run) -> Facts:
         """Wait for the device and take the report apart."""
-        assert run.copies is not None and run.found is not None
-        run.copies.wait()
+        assert run.found is not None
+        run.found.wait()
+        words = run.found.words
         num_parts, num_blocks = len(run.work.tables.host.parts), len(run.work.tables.host.blocks)
         columns, masks = f.PART_COLUMNS.value, f.MASK_COLUMNS.value
-        parts, mask_values, sizes = np.split(run.found, np.cumsum([num_parts * columns, num_parts * masks]))
+        parts, mask_values, sizes = np.split(words, np.cumsum([num_parts * columns, num_parts * masks]))
         return Facts(
             parts=parts.reshape(num_parts, columns),
             masks=mask_values.reshape(num_parts, masks),
             sizes=sizes[:num_blocks],
-            kept_changed=bool(run.found[-1]),
+            kept_changed=bool(words[-1]),
         )

@@ -1,9 +1,17 @@
-"""Planes and plain bytes: sizes and compaction of the entropy plane, opening it again, tables, digests, comparison."""
+"""Planes and plain bytes: sizes and compaction of the entropy plane, opening it again, tables, digests, comparison, reports."""
 
 import triton
 import triton.language as tl
 
 from thinpoint.device.kernels import fields as f
+
+
+@triton.jit(do_not_specialize=["num_words"])
+def report(source, host, num_words, WORDS: tl.constexpr):
+    """Copy int64 words to page-locked host memory. A program copies WORDS of them."""
+    k = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    use = k < num_words
+    tl.store(host + k, tl.load(source + k, mask=use, other=0), mask=use)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
