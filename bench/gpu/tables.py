@@ -79,6 +79,8 @@ def render_end_to_end(record: Row, brief: bool) -> list[str]:
     """The sections of an end-to-end record."""
     blocks = []
     for name, place in record["places"].items():
+        if not place["rows"]:
+            continue
         blocks += [f"#### Save and load, {name} ({place['filesystem']})", end_to_end_table(place["rows"])]
         if lines := target_lines(place.get("targets", {})):
             blocks.append("\n".join(lines))
@@ -124,7 +126,8 @@ def render_stall(record: Row, brief: bool) -> list[str]:
             ]
         )
     headings = ["ms", "ratio", "stall", "durable after", "first stall", "step alone", "step meanwhile"]
-    blocks = ["#### Stall of a save, a model in training", table(headings, rows)]
+    millions = record["state"]["num_parameters"] / 1e6
+    blocks = [f"#### Stall of a save, {millions:,.0f}M parameters in training", table(headings, rows)]
     if target := record.get("target"):
         blocks.append(
             f"Compressed bytes over the link ({record['link_gb_per_s']:.1f} GB/s) take "
