@@ -59,6 +59,7 @@ fuzz: $(READY) ## hostile files against the reader, FUZZ_SECONDS=300
 
 faults: $(READY) ## the disk fails, tears, fills, or the process is killed at every operation of a save
 	$(PY) tests/checkpoint/faults.py
+	$(PY) tests/checkpoint/chaos.py
 
 clean: ## remove what the targets above made
 	rm -rf .venv build dist demo-run bench-gpu .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -79,7 +79,7 @@ def render_end_to_end(record: Row, brief: bool) -> list[str]:
     """The sections of an end-to-end record."""
     blocks = []
     for name, place in record["places"].items():
-        if not place["rows"]:
+        if not place["rows"] and not place.get("targets"):
             continue
         blocks += [f"#### Save and load, {name} ({place['filesystem']})", end_to_end_table(place["rows"])]
         if lines := target_lines(place.get("targets", {})):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from thinpoint.device import pinned
 from thinpoint.device.pinned import Arena, SlabPool
 from thinpoint.device.transfers import HostCopies
 
@@ -17,9 +16,8 @@ SLAB = 1 << 12
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> SlabPool:
-    monkeypatch.setattr(pinned, "SLAB_BYTES", SLAB)
-    return SlabPool(is_pinned=torch.cuda.is_available())
+def pool() -> SlabPool:
+    return SlabPool(is_pinned=torch.cuda.is_available(), slab_bytes=SLAB)
 
 
 def random_bytes(size: int, device: torch.device) -> torch.Tensor:

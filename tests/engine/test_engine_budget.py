@@ -87,8 +87,7 @@ def test_a_cgroup_beyond_its_limit_leaves_something(tmp_path: Path) -> None:
 def test_what_earlier_saves_have_page_locked_counts_as_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = pinned.SlabPool(is_pinned=False)
-    monkeypatch.setattr(pinned, "SLAB_BYTES", 1 << 20)
+    pool = pinned.SlabPool(is_pinned=False, slab_bytes=1 << 20)
     monkeypatch.setattr(pinned, "slab_pool", lambda *, is_pinned: pool)
     root = machine(tmp_path, "", {}, available_gib=8)
     before = host_memory_bytes(root=root)

@@ -35,15 +35,15 @@ class SlabPool:
 
     Args:
         is_pinned: page-locked, which needs a CUDA device.
-        slab_bytes: of each; None for SLAB_BYTES.
+        slab_bytes: of each.
 
     Attributes:
         seconds: spent on getting memory from the system, by all threads so far.
     """
 
-    def __init__(self, *, is_pinned: bool, slab_bytes: int | None = None) -> None:
+    def __init__(self, *, is_pinned: bool, slab_bytes: int = SLAB_BYTES) -> None:
         self._is_pinned = is_pinned
-        self._slab_bytes = SLAB_BYTES if slab_bytes is None else slab_bytes
+        self._slab_bytes = slab_bytes
         self._free: deque[Slab] = deque()
         self.seconds = 0.0
 
