@@ -16,17 +16,18 @@ TRAINING = Path(__file__).parent / "chaos_training.py"
 MODES = ("sync", "async")
 
 
-def run(mode: str, work: Path, max_points: int | None = None, num_jobs: int = 1) -> int:
+def run(mode: str, work: Path, max_points: int, num_jobs: int) -> int:
     """The exit code of ckpt-chaos, whose table goes to the terminal: 0 if every run ended with the weights of one never killed.
 
     Args:
         mode: how the training run saves, one of MODES.
         work: a folder for its runs.
+        max_points: of those that there are, evenly drawn.
+        num_jobs: runs side by side.
     """
     command = [sys.executable, "-m", "ckpt_chaos", "run", "--work", str(work), "--jobs", str(num_jobs)]
     command += ["--modes", "before,torn,term", "--step-regex", r"resumed from step (\d+)"]
-    command += ["--result-file", "{out}/final.bin"]
-    command += ["--max-points", str(max_points)] if max_points else []
+    command += ["--result-file", "{out}/final.bin", "--max-points", str(max_points)]
     return subprocess.run(
         [*command, "--", sys.executable, str(TRAINING), "{out}", mode], check=False
     ).returncode
@@ -37,7 +38,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mode", choices=MODES, action="append")
-    parser.add_argument("--max-points", type=int)
+    parser.add_argument("--max-points", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
