@@ -20,6 +20,7 @@ from thinpoint.errors import (
 )
 from thinpoint.store.fileobj import FileObjectSource
 from thinpoint.store.local import LocalSource
+from thinpoint.store.memory import MemorySource
 
 DATA = np.random.default_rng(0).bytes(100_003)
 
@@ -40,13 +41,15 @@ class ReadOnlyRead:
         return self._file.tell()
 
 
-@pytest.fixture(params=["local", "BytesIO", "open", "unbuffered", "minimal", "not at 0"])
+@pytest.fixture(params=["local", "memory", "BytesIO", "open", "unbuffered", "minimal", "not at 0"])
 def source(request, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(DATA)
     if request.param == "local":
         with LocalSource(path) as opened:
             yield opened
+    elif request.param == "memory":
+        yield MemorySource(DATA)
     elif request.param == "BytesIO":
         yield FileObjectSource(io.BytesIO(DATA))
     elif request.param == "minimal":

@@ -17,7 +17,6 @@ from thinpoint.advisor.words import size
 from thinpoint.errors import BackendUnavailableError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from thinpoint.store import Store
@@ -199,35 +198,6 @@ class _Counter:
         """There is nothing to flush."""
 
 
-class _Memory:
-    """A `thinpoint.store.contract.Source` of bytes in memory, which threads copy side by side."""
-
-    name = "memory"
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self.size = len(data)
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        import numpy as np
-
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
-
-    def read_into(self, offset: int, buffer: Any) -> None:
-        import numpy as np
-
-        target = memoryview(buffer).cast("B")
-        # NumPy lets other threads run meanwhile.
-        np.frombuffer(target, np.uint8)[...] = np.frombuffer(
-            self._data[offset : offset + target.nbytes], np.uint8
-        )
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
 def _repeated(once: Callable[[], float], deadline: float) -> float:
     """The median of some runs, the first of which warms up and does not count unless time is out."""
     results = [once()]
@@ -238,6 +208,7 @@ def _repeated(once: Callable[[], float], deadline: float) -> float:
 
 def _codec_rate(state: dict[str, torch.Tensor], codec: str, deadline: float) -> CodecRate:
     from thinpoint.api import load, save
+    from thinpoint.store import MemorySource
 
     raw_bytes = sum(tensor.nbytes for tensor in state.values())
 
@@ -248,9 +219,9 @@ def _codec_rate(state: dict[str, torch.Tensor], codec: str, deadline: float) -> 
     encode_rate = _repeated(encode, deadline)
     file = io.BytesIO()
     save(state, file, codec=codec)
-    stored: Any = _Memory(file.getvalue())
 
     def decode() -> float:
+        stored: Any = MemorySource(file.getbuffer())
         begin = time.perf_counter()
         loaded = load(stored)
         _wait_for_device(loaded)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from thinpoint.formats.torch_item import Window
+from thinpoint.store import MemorySource
 
 _SPIN_S = 2e-4
 """A sleep ends so much too late that shorter waits are waited out."""
@@ -36,31 +37,17 @@ class Throttle:
             time.sleep(left - _SPIN_S if left > _SPIN_S else 0)
 
 
-class ThrottledSource:
-    """See `thinpoint.store.contract.Source`: uint8 in memory, read at a rate."""
-
-    name = "memory"
+class ThrottledSource(MemorySource):
+    """Bytes in memory, read at a rate."""
 
     def __init__(self, data: np.ndarray, throttle: Throttle) -> None:
-        self._data, self._throttle = data, throttle
-
-    @property
-    def size(self) -> int:
-        return self._data.size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
+        super().__init__(data)
+        self._throttle = throttle
 
     def read_into(self, offset: int, buffer: Any) -> None:
-        target = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
-        target = target.reshape(-1).view(np.uint8)
-        target[...] = self._data[offset : offset + target.size]
-        self._throttle.move(target.size)
-
-    def close(self) -> None:
-        """Nothing to give back."""
+        """See `Source.read_into`."""
+        super().read_into(offset, buffer)
+        self._throttle.move(memoryview(buffer).nbytes)
 
 
 def throttled_file(data: np.ndarray, throttle: Throttle) -> Window:

@@ -14,6 +14,7 @@ from thinpoint.store.contract import Capabilities, Sink, Source, Store, StoredFi
 from thinpoint.store.fileobj import FileObjectSink, FileObjectSource
 from thinpoint.store.local import LocalSource
 from thinpoint.store.local_store import Leftover, LocalStore
+from thinpoint.store.memory import MemorySource
 
 __all__ = [
     "AtomicWriter",
@@ -23,6 +24,7 @@ __all__ = [
     "Leftover",
     "LocalSource",
     "LocalStore",
+    "MemorySource",
     "Sink",
     "Source",
     "Store",
