@@ -326,3 +326,17 @@ def test_an_error_in_either_stage_drops_the_rest(stage: str) -> None:
     with pytest.raises(ValueError, match=stage):
         collect()
     assert len(begun) < 50 and threading.active_count() == before
+
+
+def test_a_pool_works_on_after_the_system_had_no_thread_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(1, "test")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            pool.submit(int)
+    assert pool.submit(lambda: 7).result(10) == 7
+    pool.close(cancel=False)

@@ -96,7 +96,12 @@ class Pool:
                 thread = threading.Thread(target=_serve, args=(self._tasks,), name=name, daemon=True)
                 # Before it starts: Ctrl-C may come while this waits for that.
                 self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The system has no thread to give.
+                    self._threads.remove(thread)
+                    raise
         return future
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
