@@ -428,3 +428,31 @@ def test_a_damaged_byte_anywhere_is_noticed() -> None:
             load(io.BytesIO(data), devices, num_threads=1)
         data[position] ^= bit
     assert_same(load(io.BytesIO(data), devices), state)
+
+
+def test_where_two_waves_have_no_memory_one_comes_after_the_other(
+    zoo_file: Path, small_waves: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = CopyingBackend()
+    begun = short = 0
+    direct = restore._direct_or_scratch
+
+    def short_beside_another(run: Any) -> torch.Tensor:
+        nonlocal begun, short
+        if begun > len(backend.decoded):
+            short += 1
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return direct(run)
+
+    begin = backend.begin_decode
+
+    def noted(data: torch.Tensor, items: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        return begin(data, items)
+
+    monkeypatch.setattr(restore, "_direct_or_scratch", short_beside_another)
+    monkeypatch.setattr(backend, "begin_decode", noted)
+    assert_same_zoo(load(zoo_file, on_cpu(backend)), ZOO)
+    # Every wave but the first, once.
+    assert short == begun - 1 > 3

@@ -224,9 +224,18 @@ class Restorer:
         decoding: deque[_Decoding] = deque()
         while (stored := reading.result()) is not None:
             reading = self._workers.in_background(read_next)
+            try:
+                decoding.append(self._begin_decode(backend, stored))
+            except NotEnoughMemoryError:
+                if not decoding:
+                    raise
+            else:
+                if len(decoding) > 1:
+                    self._finish_decode(backend, decoding.popleft(), digests)
+                continue
+            # There is more memory when the wave before is done.
+            self._finish_decode(backend, decoding.popleft(), digests)
             decoding.append(self._begin_decode(backend, stored))
-            if len(decoding) > 1:
-                self._finish_decode(backend, decoding.popleft(), digests)
         while decoding:
             self._finish_decode(backend, decoding.popleft(), digests)
 
