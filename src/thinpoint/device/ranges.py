@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -18,13 +20,7 @@ def digest_ranges(
 ) -> torch.Tensor:
     """int64[ranges]: digests of byte ranges on the device (`thinpoint.digest`); first_word: index of the first word."""
     sums = launcher.zeros(address.size, torch.int64)
-    aligned = (address % 8 == 0) & (size % 8 == 0)
-    for is_aligned in (True, False):
-        rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
-        owner, start, length = _chunks(size[rows], DIGEST_BYTES)
-        if not owner.size:
-            continue
-        row = rows[owner]
+    for is_aligned, row, start, length in _programs([address, size], size, DIGEST_BYTES):
         table = np.stack([address[row] + start, length, first_word[row] + start // 8, row], 1)
         launcher.run(
             planes.digest_ranges,
@@ -42,13 +38,7 @@ def digest_ranges(
 def compare_ranges(launcher: Launcher, one: np.ndarray, other: np.ndarray, size: np.ndarray) -> torch.Tensor:
     """int32[ranges]: how many words (or bytes) differ between pairs of byte ranges."""
     sums = launcher.zeros(one.size, torch.int32)
-    aligned = (one % 8 == 0) & (other % 8 == 0) & (size % 8 == 0)
-    for is_aligned in (True, False):
-        rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
-        owner, start, length = _chunks(size[rows], COMPARE_BYTES * COMPARE_ROUNDS)
-        if not owner.size:
-            continue
-        row = rows[owner]
+    for is_aligned, row, start, length in _programs([one, other, size], size, COMPARE_BYTES * COMPARE_ROUNDS):
         table = np.stack([one[row] + start, other[row] + start, length, row], 1)
         launcher.run(
             planes.compare_ranges,
@@ -61,6 +51,25 @@ def compare_ranges(launcher: Launcher, one: np.ndarray, other: np.ndarray, size:
             num_warps=4,
         )
     return sums
+
+
+def _programs(
+    must_be_aligned: list[np.ndarray], size: np.ndarray, step: int
+) -> Iterator[tuple[bool, np.ndarray, np.ndarray, np.ndarray]]:
+    """What programs do that take at most `step` bytes each: those of ranges in words of 8 bytes, then those of others.
+
+    Args:
+        must_be_aligned: int64, for each range; all multiples of 8 if it is one of words.
+
+    Returns:
+        (whether words, then for each program: the range, where it begins in there, bytes), as often as there are any.
+    """
+    aligned = np.bitwise_or.reduce(must_be_aligned) % 8 == 0
+    for is_aligned in (True, False):
+        rows = np.flatnonzero((aligned == is_aligned) & (size > 0))
+        owner, start, length = _chunks(size[rows], step)
+        if owner.size:
+            yield is_aligned, rows[owner], start, length
 
 
 def _chunks(sizes: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
