@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -221,23 +220,22 @@ class Restorer:
             return None if wave is None else self._fetch_wave(wave, backend.device)
 
         reading = self._workers.in_background(read_next)
-        decoding: deque[_Decoding] = deque()
+        before: _Decoding | None = None
         while (stored := reading.result()) is not None:
             reading = self._workers.in_background(read_next)
+            begun: _Decoding | None = None
             try:
-                decoding.append(self._begin_decode(backend, stored))
+                begun = self._begin_decode(backend, stored)
             except NotEnoughMemoryError:
-                if not decoding:
+                if before is None:
                     raise
-            else:
-                if len(decoding) > 1:
-                    self._finish_decode(backend, decoding.popleft(), digests)
-                continue
-            # There is more memory when the wave before is done.
-            self._finish_decode(backend, decoding.popleft(), digests)
-            decoding.append(self._begin_decode(backend, stored))
-        while decoding:
-            self._finish_decode(backend, decoding.popleft(), digests)
+            if before is not None:
+                self._finish_decode(backend, before, digests)
+                before = None
+            # Where two have no memory, one comes after the other.
+            before = begun or self._begin_decode(backend, stored)
+        if before is not None:
+            self._finish_decode(backend, before, digests)
 
     def _fetch_wave(self, wave: list[Run | PartRange], device: torch.device) -> StoredWave:
         try:
