@@ -1,22 +1,11 @@
-"""What tables are made of: Markdown, and numbers as people read them."""
+"""What the cells of tables are made of: numbers as people read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
 NONE = "-"
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
-    lines = [_line(headings), "| --- |" + " ---: |" * (len(headings) - 1), *map(_line, rows)]
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def size(num_bytes: int) -> str:

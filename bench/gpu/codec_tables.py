@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.gpu.cells import NONE, Row, number, rate, rate_digits, size, size_gb, table
+from bench.gpu.cells import NONE, Row, number, rate, rate_digits, size, size_gb
+
+from thinpoint.proof.page import markdown_table
 
 MIXES = {
     "w+m+v": ("w", "m", "v"),
@@ -76,7 +78,7 @@ def codec_table(groups: dict[str, Row]) -> str:
     headings = ["", "GB", "bits/value", "% uncoded"]
     for name in ("thinpoint", "nvCOMP ANS", "nvCOMP Zstd"):
         headings += [f"{name}: ratio", "encode", "decode"]
-    return table(
+    return markdown_table(
         headings,
         (
             [
@@ -114,7 +116,7 @@ def modes_table(group: Row, copy_gb_per_s: float) -> str:
             cells.append(number(copy_share(row, verb, copy_gb_per_s), 0))
         rows.append(cells)
     headings = ["w+m+v", "encode", "by events", "% of copy", "decode", "by events", "% of copy"]
-    return table(headings, rows)
+    return markdown_table(headings, rows)
 
 
 def others_table(groups: dict[str, Row]) -> str:
@@ -132,7 +134,7 @@ def others_table(groups: dict[str, Row]) -> str:
                 rows.append([*cells, row["error"], NONE, NONE])
             else:
                 rows.append([*cells, *three_cells(row)])
-    return table(["", "GB", "ratio", "encode", "decode"], rows)
+    return markdown_table(["", "GB", "ratio", "encode", "decode"], rows)
 
 
 def stages_table(groups: dict[str, Row]) -> str | None:
@@ -154,7 +156,7 @@ def stages_table(groups: dict[str, Row]) -> str | None:
     headings = ["stage"]
     for group, profile in profiles.items():
         headings += [f"{group}, {size(profile['raw_bytes'])}: ms", "GB/s"]
-    return table(headings, rows)
+    return markdown_table(headings, rows)
 
 
 def render_codec(record: Row, brief: bool) -> list[str]:

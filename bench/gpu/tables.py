@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.cells import NONE, Row, number, size_gb, table
+from bench.gpu.cells import NONE, Row, number, size_gb
 from bench.gpu.codec_tables import render_codec
 
-from thinpoint.proof.page import put_into
+from thinpoint.proof.page import markdown_table, put_into
 
 BEGIN = "<!-- bench.gpu: begin -->"
 END = "<!-- bench.gpu: end -->"
@@ -51,7 +51,7 @@ def end_to_end_table(rows: list[Row]) -> str:
     headings = ["", "ratio"]
     for verb in ("save", "load"):
         headings += [f"{verb}: s", "GB/s", "host MiB", "GPU MiB"]
-    return table(headings, cells)
+    return markdown_table(headings, cells)
 
 
 def target_lines(targets: dict[str, Row]) -> list[str]:
@@ -103,7 +103,7 @@ def render_states(record: Row, brief: bool) -> list[str]:
                 number(zeros.get("v"), 2),
             ]
         )
-    return [table(["state", "parameters", "steps", "loss", "GB", "% zeros in v"], rows)]
+    return [markdown_table(["state", "parameters", "steps", "loss", "GB", "% zeros in v"], rows)]
 
 
 def render_stall(record: Row, brief: bool) -> list[str]:
@@ -127,7 +127,10 @@ def render_stall(record: Row, brief: bool) -> list[str]:
         )
     headings = ["ms", "ratio", "stall", "durable after", "first stall", "step alone", "step meanwhile"]
     millions = record["state"]["num_parameters"] / 1e6
-    blocks = [f"#### Stall of a save, {millions:,.0f}M parameters in training", table(headings, rows)]
+    blocks = [
+        f"#### Stall of a save, {millions:,.0f}M parameters in training",
+        markdown_table(headings, rows),
+    ]
     if target := record.get("target"):
         blocks.append(
             f"Compressed bytes over the link ({record['link_gb_per_s']:.1f} GB/s) take "
@@ -154,7 +157,7 @@ def render_throttled(record: Row, brief: bool) -> list[str]:
         ]
         names = [{"thin": "thinpoint", "raw": "raw", "dcp": "dcp.load"}[who] for who in peers]
         headings = ["storage, GB/s", *(h for name in names for h in (f"{name}: ms", "over storage alone"))]
-        blocks += [f"#### {verb.capitalize()} at storage of a given rate", table(headings, rows)]
+        blocks += [f"#### {verb.capitalize()} at storage of a given rate", markdown_table(headings, rows)]
     return blocks
 
 
@@ -197,7 +200,10 @@ def render_sharded(record: Row, brief: bool) -> list[str]:
             "step meanwhile",
         ]
         headings += ["host MiB", "machine MiB", f"load by {about['num_ranks']}", "load by 1"]
-        blocks += [f"#### Sharded checkpoints, {name} ({place['filesystem']})", table(headings, rows)]
+        blocks += [
+            f"#### Sharded checkpoints, {name} ({place['filesystem']})",
+            markdown_table(headings, rows),
+        ]
     return blocks
 
 

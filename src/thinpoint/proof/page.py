@@ -65,17 +65,19 @@ def markdown(records: Iterable[Row]) -> str:
         for table in tables_of(record):
             blocks.append(f"### {table.title}")
             if table.rows:
-                blocks.append(_markdown_table(table))
+                blocks.append(markdown_table(table.headings, table.rows))
             blocks.append("\n".join(f"- {note}" for note in table.notes))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table: the first column to the left, the others to the right."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    rule = "| --- |" + " ---: |" * (len(table.headings) - 1)
-    return "\n".join([line(table.headings), rule, *map(line, table.rows)])
+    rule = "| --- |" + " ---: |" * (len(headings) - 1)
+    return "\n".join([line(headings), rule, *map(line, rows)])
 
 
 def put_into(page: str, text: str, *, begin: str = BEGIN, end: str = END) -> str:
