@@ -143,7 +143,7 @@ def measure_places(options: argparse.Namespace, job: Job, record: Record | None)
         if record:
             record.values["places"][place] = {"filesystem": filesystem(folder), "rows": rows}
         for name, make in CASES.items():
-            if agreed(job, time.time() - options.begin > options.max_s):
+            if job.agreed(time.time() - options.begin > options.max_s):
                 if record:
                     record.values["skipped"].append(f"{place}: {name}")
                     record.write()
@@ -182,13 +182,6 @@ def measure_case(
     if dist.get_rank() == 0:
         shutil.rmtree(shared[0])
     return found
-
-
-def agreed(job: Job, value: bool) -> bool:
-    """The first rank's value, on all ranks."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0, group=job.agreeing)
-    return values[0]
 
 
 def global_bytes(job: Job) -> int:

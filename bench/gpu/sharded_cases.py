@@ -1,7 +1,8 @@
 """How long FSDP2 training stands still for a checkpoint of all ranks: DCP with thinpoint's storage beside DCP with its own.
 
 All ranks call every function here together. The device is idle and the ranks are level when a save is called. The stall is
-the time until the call returns; the checkpoint is durable when its future is done; of both the slowest rank's time counts.
+the time until the call returns; the checkpoint is durable when its future is done; until then training goes on. What it
+costs training is the stall and how much longer those steps take than as many alone. Of all the slowest rank's time counts.
 The first save of each kind makes memory that later ones use again; it stands apart. The last checkpoint of each kind is
 loaded by all ranks, and by one rank into whole tensors, and every bit compared with a copy taken before the call.
 """
@@ -13,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,13 +30,12 @@ from bench.results import spread
 
 from thinpoint.proof.stock_stager import SharedStager
 
-STEPS_BETWEEN = 3
-"""Steps of training before each save, and while one is written in the background."""
+STEPS_BETWEEN = 5
+"""Steps of training before each save."""
 
 STOCK_THREADS = 8
 
 Row = dict[str, Any]
-Wait = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,12 @@ class Job:
         synchronize(self.device)
         dist.barrier(self.agreeing)
 
+    def agreed(self, value: bool) -> bool:
+        """The first rank's value, on all ranks."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.agreeing)
+        return values[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -77,8 +84,8 @@ class Case:
     reader: Callable[[Path], Any]
     stager: Any = None
 
-    def save(self, job: Job, state: Row, path: Path) -> Wait | None:
-        """Save; what waits until the checkpoint is durable, or None if it is."""
+    def save(self, job: Job, state: Row, path: Path) -> Future[Any] | None:
+        """Save; a future that is done when the checkpoint is durable, or None if it is."""
         writer = self.writer(path)
         if self.stager is None:
             dcp.save(state, storage_writer=writer, process_group=job.saving)
@@ -86,7 +93,7 @@ class Case:
         future = dcp.async_save(
             state, storage_writer=writer, process_group=job.saving, async_stager=self.stager
         )
-        return getattr(future, "upload_completion", future).result
+        return getattr(future, "upload_completion", future)
 
 
 def _stock(extensions: tuple[Any, ...] = (), stager: Any = None) -> Case:
@@ -189,11 +196,14 @@ def _save_once(job: Job, case: Case, path: Path, found: Row) -> None:
         shutil.rmtree(path)
     job.level()
     begin = time.perf_counter()
-    wait = case.save(job, state, path)
+    saved = case.save(job, state, path)
     found["stall"].append(time.perf_counter() - begin)
-    if wait is not None:
-        found["meanwhile"] += [_seconds(trainer.step, job.device) for _ in range(STEPS_BETWEEN)]
-        wait()
+    found["meanwhile"].append([])
+    # All ranks take as many steps; the first is the last to be done, as it commits.
+    while saved is not None and not job.agreed(saved.done()):
+        found["meanwhile"][-1].append(_seconds(trainer.step, job.device))
+    if saved is not None:
+        saved.result()
     found["durable"].append(time.perf_counter() - begin)
     job.level()
 
@@ -248,16 +258,23 @@ def summary(ranks: list[Row], raw_bytes: int) -> Row:
     def slowest(key: str) -> list[float]:
         return [max(values) for values in zip(*(row[key] for row in ranks if row.get(key)), strict=True)]
 
-    stall, durable = slowest("stall"), slowest("durable")
-    meanwhile = slowest("meanwhile")
+    stall, durable, alone = slowest("stall"), slowest("durable"), statistics.median(slowest("alone"))
+    # For each save the slowest rank's time of each step.
+    meanwhile = [
+        [max(step) for step in zip(*of_save, strict=True)]
+        for of_save in zip(*(row["meanwhile"] for row in ranks), strict=True)
+    ]
+    cost = [waited + sum(steps) - len(steps) * alone for waited, steps in zip(stall, meanwhile, strict=True)]
+    all_steps = [step for steps in meanwhile for step in steps]
     row: Row = {
         "raw_bytes": raw_bytes,
         "stored_bytes": ranks[0]["stored_bytes"],
         "first": {"stall": stall[0], "durable": durable[0]},
         "stall": asdict(spread(stall[1:])),
         "durable": asdict(spread(durable[1:])),
-        "step_alone": statistics.median(slowest("alone")),
-        "steps_meanwhile": asdict(spread(meanwhile)) if meanwhile else None,
+        "cost": asdict(spread(cost[1:])),
+        "step_alone": alone,
+        "steps_meanwhile": asdict(spread(all_steps)) if all_steps else None,
         "machine_mib": max(row["machine_mib"] for row in ranks),
     }
     host_mib = [row["host_mib"] for row in ranks]

@@ -166,7 +166,8 @@ def render_sharded(record: Row, brief: bool) -> list[str]:
     about = record["state"]
     blocks = [
         f"FSDP2 on {about['num_ranks']} ranks, {about['num_parameters']:,} parameters, BF16 in the layers, AdamW. "
-        "Of times the slowest rank's; host memory is a rank's, machine memory that of all."
+        "Of times the slowest rank's. What a checkpoint costs training: the stall, and what steps take longer until "
+        "it is durable. Host memory is a rank's, machine memory that of all."
     ]
     for name, place in record["places"].items():
         rows = []
@@ -174,8 +175,8 @@ def render_sharded(record: Row, brief: bool) -> list[str]:
             if "error" in row:
                 rows.append([row["name"], "failed", *[NONE] * 10])
                 continue
-            seconds = [row["stall"]["median"], row["durable"]["median"], row["first"]["stall"]]
-            meanwhile, loads = row["steps_meanwhile"], [row["load"], row["load_by_one"]]
+            seconds = [row[key]["median"] for key in ("stall", "cost", "durable")] + [row["first"]["stall"]]
+            loads = [row["load"], row["load_by_one"]]
             rows.append(
                 [
                     row["name"],
@@ -183,7 +184,6 @@ def render_sharded(record: Row, brief: bool) -> list[str]:
                     f"{row['raw_bytes'] / row['stored_bytes']:.3f}x",
                     *(number(value * 1e3, 0) for value in seconds),
                     number(row["step_alone"] * 1e3, 1),
-                    number(meanwhile["median"] * 1e3 if meanwhile else None, 1),
                     number(row["host_mib"], 0),
                     number(row["machine_mib"], 0),
                     *(number(load["median"] * 1e3 if load else None, 0) for load in loads),
@@ -194,10 +194,10 @@ def render_sharded(record: Row, brief: bool) -> list[str]:
             "GB",
             "ratio",
             "stall",
+            "costs training",
             "durable after",
             "first stall",
             "step alone",
-            "step meanwhile",
         ]
         headings += ["host MiB", "machine MiB", f"load by {about['num_ranks']}", "load by 1"]
         blocks += [

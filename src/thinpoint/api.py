@@ -16,6 +16,7 @@ from thinpoint.engine.auto import auto, place_of
 from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.background import save_at_once, save_in_background
 from thinpoint.engine.budget import host_memory_bytes
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.future import SaveFuture
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object
@@ -151,6 +152,7 @@ def async_save(
     return save_overlapped(task, obj, optimizers)
 
 
+@collector_paused()
 def load(
     path: Path | Any,
     map_location: Any = None,
@@ -198,6 +200,7 @@ def load(
         )
 
 
+@collector_paused()
 def load_into(
     path: Path | Any,
     state: Any,

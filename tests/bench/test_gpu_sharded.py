@@ -41,6 +41,7 @@ def test_every_way_to_save_is_measured_and_exact(tmp_path: Path) -> None:
             assert 0 < row["stall"]["median"] <= row["durable"]["median"]
             assert (row["load"] is not None) == (row["load_by_one"] is not None) == with_loads
             assert (row["steps_meanwhile"] is not None) == ("async" in row["name"])
+            assert (row["cost"] == row["stall"]) == ("async" not in row["name"])
         assert rows["dcp.save, ThinWriter"]["stored_bytes"] < rows["dcp.save, 8 threads"]["stored_bytes"]
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".json"] == []
 
@@ -58,7 +59,7 @@ def rank_row(**changes: Any) -> Row:
         "stall": [9.0, 1.0, 2.0, 3.0],
         "durable": [9.5, 4.0, 5.0, 6.0],
         "alone": [0.1],
-        "meanwhile": [],
+        "meanwhile": [[], [], [], []],
         "wrong": [],
         "host_mib": 10.0,
         "machine_mib": 30.0,
@@ -77,6 +78,17 @@ def test_the_slowest_rank_counts_and_the_first_save_stands_apart() -> None:
     assert row["first"] == {"stall": 9.0, "durable": 9.5}
     assert (row["load"]["median"], row["load_by_one"]["median"]) == (0.6, 0.7)
     assert (row["host_mib"], row["steps_meanwhile"]) == (20.0, None)
+
+
+def test_a_save_costs_its_stall_and_what_steps_take_longer_until_it_is_durable() -> None:
+    meanwhile = [[0.9], [0.1, 0.2], [0.3], []]
+    # In the third save the other rank's step takes longer.
+    other = rank_row(meanwhile=[[0.9], [0.1, 0.1], [0.5], []])
+    row = summary([rank_row(meanwhile=meanwhile), other], raw_bytes=1)
+    assert row["cost"]["least"] == pytest.approx(1.0 + 0.3 - 2 * 0.1)
+    assert row["cost"]["median"] == pytest.approx(2.0 + 0.5 - 0.1)
+    assert row["cost"]["greatest"] == pytest.approx(3.0)
+    assert row["steps_meanwhile"]["greatest"] == 0.9
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,7 @@ def test_the_table_shows_the_medians_and_what_failed() -> None:
     }
     text = render([copy.deepcopy(record)])
     assert (
-        "| dcp.save, ThinWriter | 2.00 | 1.500x | 2,000 | 5,000 | 9,000 | 100.0 | - | 10 | 30 | 500 | 700 |"
+        "| dcp.save, ThinWriter | 2.00 | 1.500x | 2,000 | 2,000 | 5,000 | 9,000 | 100.0 | 10 | 30 | 500 | 700 |"
         in text
     )
     assert "- dcp.save, ZStandard: no zstd" in text

@@ -398,6 +398,11 @@ def sharded(rank: int) -> StateDict:
         f"t{i}": distribute_tensor(whole, mesh, places, src_data_rank=None)
         for i, (mesh, places) in enumerate(layouts)
     }
+    # Sharded like the first, but for what the name says.
+    state["same"] = distribute_tensor(whole + 1, row, [Shard(0)], src_data_rank=None)
+    state["dtype"] = distribute_tensor(whole.to(torch.bfloat16), row, [Shard(0)], src_data_rank=None)
+    state["trained"] = distribute_tensor(whole, row, [Shard(0)], src_data_rank=None).requires_grad_()
+    state["shape"] = distribute_tensor(whole[:9], row, [Shard(0)], src_data_rank=None)
     state["uneven"] = distribute_tensor(torch.randn(5, 3), row, [Shard(0)], src_data_rank=None)
     state["some_empty"] = distribute_tensor(torch.randn(2, 3), row, [Shard(0)], src_data_rank=None)
     state["scalar"] = distribute_tensor(torch.tensor(1.0), row, [Replicate()], src_data_rank=None)

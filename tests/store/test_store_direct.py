@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from thinpoint.errors import NoSpaceError, UsageError
+from thinpoint.proof.record import filesystem
 from thinpoint.store.atomic import AtomicWriter
 from thinpoint.store.buffers import PIECE_BYTES
-from thinpoint.store.direct import DirectFile
+from thinpoint.store.direct import DirectFile, is_in_memory
 
 DATA = np.random.default_rng(0).integers(0, 256, 5 * PIECE_BYTES + 1234, np.uint8)
 CUTS = [0, 100, PIECE_BYTES + 1, 3 * PIECE_BYTES, 3 * PIECE_BYTES + 4096, len(DATA)]
@@ -76,15 +78,40 @@ def test_variable_turns_it_off(disk, count, monkeypatch):
     assert count == []
 
 
-def test_file_in_memory_is_written_too():
+@pytest.fixture
+def memory():
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no tmpfs on this machine")
     folder = tempfile.mkdtemp(dir="/dev/shm")
-    try:
-        write(Path(folder) / "a")
-        assert (Path(folder) / "a").read_bytes() == DATA.tobytes()
-    finally:
-        shutil.rmtree(folder)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+def test_file_in_memory_is_written_by_one_thread_at_a_time_and_without_a_copy(memory, count, monkeypatch):
+    real, running, most = os.pwritev, [], []
+
+    def pwritev(fd, views, offset):
+        running.append(offset)
+        most.append(len(running))
+        time.sleep(0.002)
+        written = real(fd, views, offset)
+        running.remove(offset)
+        return written
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    write(memory / "a")
+    assert (memory / "a").read_bytes() == DATA.tobytes()
+    assert (count, max(most)) == ([], 1)
+
+
+def test_only_a_file_on_a_tmpfs_is_in_memory(memory, tmp_path):
+    with open(memory / "a", "wb") as there, open(tmp_path / "a", "wb") as here:
+        assert is_in_memory(there.fileno())
+        assert is_in_memory(here.fileno()) == (filesystem(tmp_path) == "tmpfs")
+    read_end, write_end = os.pipe()
+    assert not is_in_memory(write_end)
+    os.close(read_end)
+    os.close(write_end)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])

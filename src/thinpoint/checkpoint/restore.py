@@ -14,6 +14,7 @@ from thinpoint.checkpoint.log import log
 from thinpoint.checkpoint.names import step_folder
 from thinpoint.checkpoint.report import RestoreReport, SkippedStep
 from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object
 from thinpoint.engine.workers import Workers
@@ -130,6 +131,7 @@ def _read(store: Store, folder: Folder, use: Use[Result], retries: int) -> tuple
     return manifest, retry(lambda: _use(store, folder, record, use), retries)
 
 
+@collector_paused()
 def _use(store: Store, folder: Folder, record: FileRecord, use: Use[Result]) -> Result:
     with closing(store.source(f"{step_folder(folder.step)}/{record.name}")) as source:
         reader = FileReader(source)

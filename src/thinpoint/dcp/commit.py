@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from thinpoint.dcp.leftovers import delete, named_files
 from thinpoint.dcp.metadata import layout_of, metadata_of
 from thinpoint.dcp.record import RankRecord, check_same_way, roles_of_all, trainable_of_all, versions
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.workers import Pool
 from thinpoint.errors import (
     AlreadyExistsError,
@@ -192,7 +193,8 @@ def _manifest_and_layout(
     check_files(store, records)
     save_id = save_id_of(records[0].file.name)
     assert save_id is not None
-    raw, layout_record = dump_layout(layout, name=layout_name(save_id))
+    with collector_paused():
+        raw, layout_record = dump_layout(layout, name=layout_name(save_id))
     manifest = Manifest(
         step=origin.step,
         save_id=save_id,

@@ -19,6 +19,7 @@ from thinpoint.dcp.folder import ThinFolder
 from thinpoint.dcp.metadata import metadata_of
 from thinpoint.dcp.rank_state import RankState, rank_and_size, rank_in, rank_name
 from thinpoint.engine.backends import choose_backends
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.workers import checked_threads
 from thinpoint.errors import StateMismatchError, UnknownNameError, UsageError
 from thinpoint.folder.layout import Chunk, Layout, TensorLayout
@@ -71,6 +72,7 @@ class ThinReader(StorageReader):
             self._path = checkpoint_id
         self._opened = None
 
+    @collector_paused()
     def read_metadata(self, *args: Any, **_: Any) -> Metadata:
         """What is in the folder, from manifest and layout.
 
@@ -105,6 +107,7 @@ class ThinReader(StorageReader):
         """The plans, with the number of ranks."""
         return [replace(plan, storage_data={"world_size": len(plans)}) for plan in plans]
 
+    @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for; blocks until done.
 

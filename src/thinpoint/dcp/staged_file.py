@@ -10,6 +10,7 @@ import torch
 from thinpoint.dcp.items import TENSORS, file_object
 from thinpoint.dcp.staged_tensor import payload_of
 from thinpoint.engine.backends import Backends
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.save import Saving
 from thinpoint.engine.staged import StagedSaving, StagedState
 from thinpoint.engine.views import is_dense
@@ -18,6 +19,7 @@ from thinpoint.state.flatten import flatten
 from thinpoint.state.tree import Path
 
 
+@collector_paused()
 def saving_of(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     objects: Mapping[str, Any],

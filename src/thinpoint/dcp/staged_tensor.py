@@ -86,7 +86,7 @@ class StagedTensor(_StandIn):
 
     Args:
         tensor: what it stands for; not kept.
-        items: what the planner wrote for it.
+        items: what the planner wrote for it, or for another that is sharded alike.
         chunks: for each item, its `StagedChunk`, or a copy in host memory.
     """
 

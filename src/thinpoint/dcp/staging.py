@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.utils import find_tensor_shard
 
@@ -16,6 +17,7 @@ from thinpoint.dcp.staged_file import plain
 from thinpoint.dcp.staged_tensor import Payload, StagedChunk, StagedTensor
 from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.budget import host_memory_bytes
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.staged import encode_state
 from thinpoint.engine.workers import Workers, checked_threads
 from thinpoint.errors import UnsupportedObjectError, UsageError
@@ -63,6 +65,7 @@ class ThinStager(AsyncStager):
         self._host_memory = host_memory
         host_memory_bytes(host_memory)
 
+    @collector_paused()
     def stage(self, state_dict: StateDict) -> StateDict:
         """A state dict of the same structure that no longer depends on this one, which may change on return.
 
@@ -104,6 +107,7 @@ class _Collector:
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
         self.chunks: dict[Path, StagedChunk] = {}
         self._copied: dict[int, Any] = {}
+        self._items: dict[Hashable, list[WriteItem]] = {}
 
     def node(self, value: Any, path: Path) -> Any:
         """What stands for a value; containers are gone through as DCP's planners do."""
@@ -123,7 +127,7 @@ class _Collector:
     def _tensor(self, tensor: torch.Tensor, fqn: str) -> StagedTensor:
         if fqn in self.tensors:
             raise UsageError("two tensors of the state dict have the same name", tensor=fqn)
-        items = create_default_local_save_plan({fqn: tensor}, True).items
+        items = self._items_of(tensor, fqn)
         to_encode = self.tensors[fqn] = {}
         chunks: dict[tuple[int, ...], torch.Tensor] = {}
         for item in items:
@@ -135,6 +139,16 @@ class _Collector:
             to_encode[chunk_key(offset)] = chunk
             chunks[offset] = self.chunks[chunk_path(fqn, offset)] = StagedChunk(chunk)
         return StagedTensor(tensor, items, chunks)
+
+    def _items_of(self, tensor: torch.Tensor, fqn: str) -> list[WriteItem]:
+        """What DCP writes for a tensor; those that are sharded alike share it, with the name of the first."""
+        if not hasattr(tensor, "placements"):
+            return create_default_local_save_plan({fqn: tensor}, True).items
+        sharding = (tensor.device_mesh, tuple(tensor.placements), tensor.shape)  # type: ignore[attr-defined]
+        key = (type(tensor), *sharding, tensor.dtype, tensor.layout, tensor.requires_grad)
+        if key not in self._items:
+            self._items[key] = create_default_local_save_plan({fqn: tensor}, True).items
+        return self._items[key]
 
 
 def _leads_to_tensors(values: list[Any]) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.future import SaveFuture
 from thinpoint.engine.report import SaveReport
 from thinpoint.engine.save import Saving
@@ -163,19 +164,20 @@ def save_in_background(
         make: makes another kind of `BackgroundSave`, whose `encode` may return before.
     """
     _turns.take(task)
-    try:
-        if make is None:
-            save = BackgroundSave(task, task.saving(obj, may_fill_budget=True))
-        else:
-            save = make(task, obj)
-        save.start()
-    except Exception as error:  # noqa: BLE001
-        _turns.give(task)
-        return _failed(task.path, error)
-    except BaseException:
-        _turns.give(task)
-        raise
-    save.encode()
+    with collector_paused():
+        try:
+            if make is None:
+                save = BackgroundSave(task, task.saving(obj, may_fill_budget=True))
+            else:
+                save = make(task, obj)
+            save.start()
+        except Exception as error:  # noqa: BLE001
+            _turns.give(task)
+            return _failed(task.path, error)
+        except BaseException:
+            _turns.give(task)
+            raise
+        save.encode()
     return save.future
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinpoint.engine.auto import auto
 from thinpoint.engine.backends import Backends
+from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.encode import Progress
 from thinpoint.engine.report import SaveReport, bytes_of_roles, timed
 from thinpoint.engine.save import Saving, Written, run
@@ -72,6 +73,7 @@ class SaveTask:
             "progress": self.progress,
         }
 
+    @collector_paused()
     def run(self, obj: Any) -> SaveReport:
         """Save on this thread and a few of its own; blocks until the file is durable."""
         with Workers(self.num_threads) as workers:

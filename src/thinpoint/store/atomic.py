@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from thinpoint.errors import (
 )
 from thinpoint.store.buffers import pieces
 from thinpoint.store.contract import Mapper
-from thinpoint.store.direct import DirectFile
+from thinpoint.store.direct import DirectFile, is_in_memory
 from thinpoint.store.folders import fsync_folder
 from thinpoint.store.names import temporary_name
 from thinpoint.store.paths import decode_path, kind_of
@@ -63,6 +64,7 @@ class AtomicWriter:
         self._tmp = os.path.join(self._folder, temporary_name(stem))
         self._fd = -1
         self._direct = DirectFile()
+        self._turn: AbstractContextManager[object] = nullcontext()
         self._written = 0
         self._is_whole = True
 
@@ -77,7 +79,10 @@ class AtomicWriter:
             self._fd = os.open(self._tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             if old_mode is not None:
                 os.fchmod(self._fd, old_mode)
-            self._direct.open(self._tmp)
+            if is_in_memory(self._fd):
+                self._turn = threading.Lock()
+            else:
+                self._direct.open(self._tmp)
         except OSError as error:
             self._discard()
             raise from_os_error(error, "cannot create the file", where=self._name) from error
@@ -102,7 +107,7 @@ class AtomicWriter:
     def write_all(self, buffers: Iterable[Any], map: Mapper = map) -> None:
         """See `Sink.write_all`. Whole pieces go past the page cache where the file system offers that.
 
-        Several threads write more where the file system lets them into one file at the same time; tmpfs does not.
+        Several threads write more where the file system lets them into one file at the same time; in memory they take turns.
         """
         self._check_open()
         jobs, offset = [], self._written
@@ -115,8 +120,9 @@ class AtomicWriter:
             # Errors are collected: the file must not be closed while other threads still write to it.
             if not errors:
                 try:
-                    if not self._direct.write(*job):
-                        _write_at(self._fd, *job)
+                    with self._turn:
+                        if not self._direct.write(*job):
+                            _write_at(self._fd, *job)
                 except OSError as error:
                     errors.append(error)
 
@@ -217,13 +223,13 @@ class AtomicWriter:
             raise from_os_error(error, what, where=self._name) from error
 
     def _discard(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._direct.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(fd)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(self._tmp)
 
 
