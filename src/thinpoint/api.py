@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from thinpoint.collector import collector_paused
 from thinpoint.engine.auto import auto, place_of
 from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.background import save_at_once, save_in_background
 from thinpoint.engine.budget import host_memory_bytes
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.future import SaveFuture
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object

@@ -13,8 +13,8 @@ from thinpoint.checkpoint.lane import retry
 from thinpoint.checkpoint.log import log
 from thinpoint.checkpoint.names import step_folder
 from thinpoint.checkpoint.report import RestoreReport, SkippedStep
+from thinpoint.collector import collector_paused
 from thinpoint.engine.backends import choose_backends
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.into import LoadIntoReport, load_state_into
 from thinpoint.engine.load import load_object
 from thinpoint.engine.workers import Workers

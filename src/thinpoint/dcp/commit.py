@@ -14,10 +14,10 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
+from thinpoint.collector import collector_paused
 from thinpoint.dcp.leftovers import delete, named_files
 from thinpoint.dcp.metadata import layout_of, metadata_of
 from thinpoint.dcp.record import RankRecord, check_same_way, roles_of_all, trainable_of_all, versions
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.workers import Pool
 from thinpoint.errors import (
     AlreadyExistsError,

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from thinpoint.collector import collector_paused
 from thinpoint.dcp.folder import ThinFolder
 from thinpoint.dcp.metadata import metadata_of
 from thinpoint.dcp.rank_state import RankState, rank_and_size, rank_in, rank_name
 from thinpoint.engine.backends import choose_backends
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.workers import checked_threads
 from thinpoint.errors import StateMismatchError, UnknownNameError, UsageError
 from thinpoint.folder.layout import Chunk, Layout, TensorLayout

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from thinpoint.collector import collector_paused
 from thinpoint.dcp.items import TENSORS, file_object
 from thinpoint.dcp.staged_tensor import payload_of
 from thinpoint.engine.backends import Backends
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.save import Saving
 from thinpoint.engine.staged import StagedSaving, StagedState
 from thinpoint.engine.views import is_dense

@@ -12,12 +12,12 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.utils import find_tensor_shard
 
+from thinpoint.collector import collector_paused
 from thinpoint.dcp.items import chunk_path, file_object
 from thinpoint.dcp.staged_file import plain
 from thinpoint.dcp.staged_tensor import Payload, StagedChunk, StagedTensor
 from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.budget import host_memory_bytes
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.staged import encode_state
 from thinpoint.engine.workers import Workers, checked_threads
 from thinpoint.errors import UnsupportedObjectError, UsageError

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from thinpoint.engine.collector import collector_paused
+from thinpoint.collector import collector_paused
 from thinpoint.engine.future import SaveFuture
 from thinpoint.engine.report import SaveReport
 from thinpoint.engine.save import Saving

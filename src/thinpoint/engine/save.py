@@ -12,6 +12,7 @@ from typing import Any
 
 from thinpoint.codec.backend import HostBackend
 from thinpoint.codec.plan import ENCODER_VERSION
+from thinpoint.collector import collector_paused
 from thinpoint.engine.backends import Backends, Devices
 from thinpoint.engine.encode import (
     LARGE_WAVES,
@@ -164,7 +165,9 @@ class Saving:
 
             def write_wave(make_parts: MakeParts) -> None:
                 with timed(self.seconds, "write"):
-                    entries.extend(writer.add_parts(make_parts()))
+                    with collector_paused():
+                        parts = make_parts()
+                    entries.extend(writer.add_parts(parts))
 
             def settle() -> None:
                 with timed(self.seconds, "write"):

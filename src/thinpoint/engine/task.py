@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from thinpoint.collector import collector_paused
 from thinpoint.engine.auto import auto
 from thinpoint.engine.backends import Backends
-from thinpoint.engine.collector import collector_paused
 from thinpoint.engine.encode import Progress
 from thinpoint.engine.report import SaveReport, bytes_of_roles, timed
 from thinpoint.engine.save import Saving, Written, run

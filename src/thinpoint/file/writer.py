@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import zstandard
 
 from thinpoint import digest as digests
+from thinpoint.collector import collector_paused
 from thinpoint.errors import DamagedFileError, UsageError
 from thinpoint.file import limits
 from thinpoint.file.head import Encoded, pack_head, unpack_head
@@ -198,30 +199,18 @@ class FileWriter:
             StorageError: the sink refused.
         """
         self._check_open()
-        index = Index(
-            writer={"thinpoint": writer_version, "encoder": encoder},
-            required=tuple(required),
-            optional=tuple(optional),
-            meta=dict(meta),
-            storages=tuple(storages),
-            parts=tuple(self._parts),
-            tensors=tuple(tensors),
-            tree=tree,
+        raw = self._checked_index(
+            Index(
+                writer={"thinpoint": writer_version, "encoder": encoder},
+                required=tuple(required),
+                optional=tuple(optional),
+                meta=dict(meta),
+                storages=tuple(storages),
+                parts=tuple(self._parts),
+                tensors=tuple(tensors),
+                tree=tree,
+            )
         )
-        raw = dump_index(index)
-        if len(raw) > limits.MAX_INDEX_RAW_BYTES:
-            raise UsageError(
-                "the index would be too large: too many tensors, or too much data that is no tensor",
-                expected=f"at most {limits.MAX_INDEX_RAW_BYTES:,} bytes",
-                actual=f"{len(raw):,}",
-                hint="Keep large lists of numbers in tensors or arrays",
-            )
-        try:
-            parse_index(
-                raw, index_offset=self._offset, num_parts=len(self._parts), where="the index to be written"
-            )
-        except DamagedFileError as error:
-            raise UsageError(f"the index cannot be written: {error}") from error
         frame = compress_index(raw)
         stored = padded(frame)
         trailer = Trailer(
@@ -241,6 +230,25 @@ class FileWriter:
             file_bytes=trailer.file_bytes,
             num_parts=trailer.num_parts,
         )
+
+    @collector_paused()
+    def _checked_index(self, index: Index) -> bytes:
+        """The index as it is written, read back by the reader's rules."""
+        raw = dump_index(index)
+        if len(raw) > limits.MAX_INDEX_RAW_BYTES:
+            raise UsageError(
+                "the index would be too large: too many tensors, or too much data that is no tensor",
+                expected=f"at most {limits.MAX_INDEX_RAW_BYTES:,} bytes",
+                actual=f"{len(raw):,}",
+                hint="Keep large lists of numbers in tensors or arrays",
+            )
+        try:
+            parse_index(
+                raw, index_offset=self._offset, num_parts=len(self._parts), where="the index to be written"
+            )
+        except DamagedFileError as error:
+            raise UsageError(f"the index cannot be written: {error}") from error
+        return raw
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 
 import thinpoint
 from thinpoint.checkpoint import restore
+from thinpoint.collector import collector_paused
 from thinpoint.dcp import ThinReader, ThinStager, ThinWriter, commit, reader, staged_file, staging
-from thinpoint.engine.collector import collector_paused
 
 
 @pytest.fixture(autouse=True)
