@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,22 @@ def test_threads_that_pause_at_the_same_time_leave_it_on() -> None:
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_process_forked_meanwhile_by_another_thread_has_it_as_before(was_on: bool) -> None:
+    """A data loader may start its workers while a save is under way."""
+    if not was_on:
+        gc.disable()
+    with ThreadPoolExecutor(1) as pool:
+        pause = collector_paused()
+        pool.submit(pause.__enter__).result()
+        child = os.fork()
+        if child == 0:
+            os._exit(int(gc.isenabled()))
+        pool.submit(pause.__exit__, None, None, None).result()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(was_on)
+    assert gc.isenabled() == was_on
 
 
 def test_function_is_called_with_its_arguments() -> None:

@@ -8,8 +8,12 @@ imported, with every thread of Python standing still, training's among them.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_pauses: set[object] = set()
+"""Those under way that have found the collector on."""
 
 
 @contextmanager
@@ -19,10 +23,24 @@ def collector_paused() -> Iterator[None]:
     For what training waits for, and for short work beside it: all of the process's garbage waits. The collector is off
     afterwards if it was before, so threads may pause at the same time; the first to end then lets it go on.
     """
+    pause = object()
     was_enabled = gc.isenabled()
     try:
-        gc.disable()
+        if was_enabled:
+            _pauses.add(pause)
+            gc.disable()
         yield
     finally:
         if was_enabled:
+            _pauses.discard(pause)
             gc.enable()
+
+
+def _after_fork() -> None:
+    """A forked process has not the thread that would end the pause."""
+    if _pauses:
+        _pauses.clear()
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_after_fork)
