@@ -54,6 +54,7 @@ def test_threads_that_pause_at_the_same_time_leave_it_on() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("was_on", [True, False])
 def test_process_forked_meanwhile_by_another_thread_has_it_as_before(was_on: bool) -> None:
     """A data loader may start its workers while a save is under way."""
