@@ -1,10 +1,11 @@
 """How long FSDP2 training stands still for a checkpoint of all ranks: DCP with thinpoint's storage beside DCP with its own.
 
 All ranks call every function here together. The device is idle and the ranks are level when a save is called. The stall is
-the time until the call returns; the checkpoint is durable when its future is done; until then training goes on. What it
-costs training is the stall and how much longer those steps take than as many alone. Of all the slowest rank's time counts.
-The first save of each kind makes memory that later ones use again; it stands apart. The last checkpoint of each kind is
-loaded by all ranks, and by one rank into whole tensors, and every bit compared with a copy taken before the call.
+the time until the call returns. Training goes on until the future is done, which is looked at after each step: then the
+checkpoint counts as durable. What it costs training is the stall, and how much longer those steps take than as many alone. Of
+all the slowest rank's time counts. The first save of each kind makes memory that later ones use again; it stands apart. The
+last checkpoint of each kind is loaded by all ranks, and by one rank into whole tensors, and every bit compared with a copy
+taken before the call.
 """
 
 from __future__ import annotations
