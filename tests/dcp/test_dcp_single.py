@@ -412,8 +412,11 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapture
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(NotFoundError, match="no manifest"):
             ThinFolder(folder)
-        with pytest.raises(AssertionError, match="no manifest"):
+        caplog.clear()
+        with pytest.raises(AssertionError) as caught:
             load({"n": 0}, folder)
+        # DCP tells from torch 2.13 on; before that the log does.
+        assert "no manifest" in f"{caught.value}{caplog.text}"
 
 
 def test_a_checkpoint_of_a_single_file_is_not_one_of_many_ranks(tmp_path: Path) -> None:

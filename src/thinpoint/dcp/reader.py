@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
+from torch.torch_version import TorchVersion
 
 from thinpoint.collector import collector_paused
 from thinpoint.dcp.folder import ThinFolder
@@ -21,10 +23,15 @@ from thinpoint.dcp.metadata import metadata_of
 from thinpoint.dcp.rank_state import RankState, rank_and_size, rank_in, rank_name
 from thinpoint.engine.backends import choose_backends
 from thinpoint.engine.workers import checked_threads
-from thinpoint.errors import StateMismatchError, UnknownNameError, UsageError
+from thinpoint.errors import StateMismatchError, ThinpointError, UnknownNameError, UsageError
 from thinpoint.folder.layout import Chunk, Layout, TensorLayout
 from thinpoint.folder.names import new_id
 from thinpoint.store import open_store
+
+log = logging.getLogger("thinpoint")
+
+_DCP_HIDES_ERRORS = TorchVersion(torch.__version__) < "2.13"
+"""Of `read_metadata`: `dcp.load` then only says "metadata is None"."""
 
 
 class ThinReader(StorageReader):
@@ -83,7 +90,14 @@ class ThinReader(StorageReader):
         """
         # No parameter is called `kwargs`: DCP would take an error for a folder without a common manifest, and leave out
         # the collectives on this rank alone.
-        self._opened = ThinFolder(self._folder_path(), backend=self._backend, num_threads=self._thread_count)
+        try:
+            self._opened = ThinFolder(
+                self._folder_path(), backend=self._backend, num_threads=self._thread_count
+            )
+        except ThinpointError as error:
+            if _DCP_HIDES_ERRORS:
+                log.error("the checkpoint cannot be read: %s", error)
+            raise
         metadata = metadata_of(self._opened.layout)
         metadata.storage_meta = StorageMeta(
             checkpoint_id=self.checkpoint_id, save_id=self._opened.manifest.save_id, load_id=new_id()
