@@ -326,6 +326,14 @@ def test_it_cannot_go_to_another_process(dump: Any) -> None:
         dump(staged["w"])
 
 
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cu121")
+    with pytest.raises(errors.UnsupportedError, match=r"expected at least 2\.5.* 2\.4\.1"):
+        ThinStager()
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
+    ThinStager()
+
+
 def test_a_forked_process_may_not_write_it() -> None:
     staged = payload_held_by(ThinStager().stage({"w": torch.ones(3)}))
     pid = os.fork()

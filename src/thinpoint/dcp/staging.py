@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.utils import find_tensor_shard
+from torch.torch_version import TorchVersion
 
 from thinpoint.collector import collector_paused
 from thinpoint.dcp.items import chunk_path, file_object
@@ -20,13 +21,15 @@ from thinpoint.engine.backends import choose_backends, codec_named
 from thinpoint.engine.budget import host_memory_bytes
 from thinpoint.engine.staged import encode_state
 from thinpoint.engine.workers import Workers, checked_threads
-from thinpoint.errors import UnsupportedObjectError, UsageError
+from thinpoint.errors import UnsupportedError, UnsupportedObjectError, UsageError
 from thinpoint.folder.layout import chunk_key
 from thinpoint.state.flatten import flatten
 from thinpoint.state.tensor_records import PLAIN_CLASSES
 from thinpoint.state.tree import Path
 
 StateDict = dict[str, Any]
+
+_OLDEST_TORCH = "2.5"
 
 
 class ThinStager(AsyncStager):
@@ -45,6 +48,7 @@ class ThinStager(AsyncStager):
 
     Raises:
         UsageError: an option is not valid.
+        UnsupportedError: torch is older than 2.5, whose planners do not ask a tensor for its chunks.
         BackendUnavailableError: the backend or codec asked for by name cannot run here.
     """
 
@@ -59,6 +63,13 @@ class ThinStager(AsyncStager):
         num_threads: int | None = None,
         host_memory: int | None = None,
     ) -> None:
+        if TorchVersion(torch.__version__) < _OLDEST_TORCH:
+            raise UnsupportedError(
+                "asynchronous saves of many ranks need a newer torch",
+                expected=f"at least {_OLDEST_TORCH}",
+                actual=torch.__version__,
+                hint="Save synchronously",
+            )
         self._codec = codec_named(codec)
         self._backends = choose_backends(backend, codec=self._codec, prove=prove)
         self._num_threads = checked_threads(num_threads)
