@@ -281,6 +281,73 @@ def test_what_fails_on_one_rank_fails_on_all_with_its_cause(tmp_path: Path) -> N
     )
 
 
+def _fail_before(rank: int, folder: Path) -> Any:
+    """What fails on rank 1 before it takes part in a save, which rank 0 has begun or begins only later."""
+    state = {"w": torch.arange(1000.0)}
+
+    def give_state() -> Any:
+        if rank == 1:
+            raise MemoryError("no room for the state")
+        return state
+
+    told: dict[str, Any] = {}
+    with group_checkpointer(folder, every_steps=1) as checkpointer:
+        for late in (0, 1):
+            if rank == late:
+                time.sleep(1)
+            metadata = {"x": object() if rank == 1 else 1}
+            told[f"metadata {late}"] = outcome_of(lambda m=metadata: checkpointer.save(state, 1, metadata=m))
+            told[f"good {late}"] = outcome_of(lambda step=10 + late: checkpointer.save(state, step))
+        told["state"] = outcome_of(lambda: (checkpointer.maybe_save(give_state, 20), checkpointer.wait()))
+        told["step"] = outcome_of(lambda: checkpointer.restore(dict(state), "x" if rank == 1 else None))
+        told["good after"] = outcome_of(lambda: checkpointer.restore(dict(state)))
+        told["steps"] = checkpointer.steps()
+    return told
+
+
+def test_what_fails_on_one_rank_before_a_save_begins_fails_on_all(tmp_path: Path) -> None:
+    for rank, told in enumerate(results_of(run_ranks(2, _fail_before, tmp_path, tmp_path / "run"))):
+        for case, cause in (
+            ("metadata 0", "JSON"),
+            ("metadata 1", "JSON"),
+            ("state", "no room"),
+            ("step", "whole number"),
+        ):
+            name, text, seconds = told[case]
+            assert cause in text and seconds < 5, (case, text)
+            assert (name == "RanksFailedError") == (rank == 0), (case, name)
+        assert [told[case][1] for case in ("good 0", "good 1", "good after")] == ["", "", ""]
+        assert told["steps"] == [10, 11]
+
+
+def _do_not_come(rank: int, folder: Path) -> Any:
+    """Rank 1 lives, but does not save."""
+    with group_checkpointer(folder, timeout=3) as checkpointer:
+        checkpointer.save({"w": torch.ones(3)}, 1)
+        if rank == 1:
+            time.sleep(6)
+            return None
+        return outcome_of(lambda: checkpointer.save({"w": torch.ones(3)}, 2))
+
+
+def test_a_rank_that_does_not_come_fails_the_save_in_time(tmp_path: Path) -> None:
+    (name, text, seconds), _ = results_of(run_ranks(2, _do_not_come, tmp_path, tmp_path / "run"))
+    assert name == "SaveTimeoutError", text
+    assert 2.5 < seconds < 5
+
+
+def _destroy_too_early(rank: int, folder: Path) -> Any:
+    checkpointer = group_checkpointer(folder)
+    checkpointer.save({"w": torch.ones(3)}, 1)
+    dist.destroy_process_group()
+    return outcome_of(lambda: checkpointer.save({"w": torch.ones(3)}, 2))
+
+
+def test_groups_that_are_gone_are_told_with_a_hint(tmp_path: Path) -> None:
+    for name, text, _ in results_of(run_ranks(2, _destroy_too_early, tmp_path, tmp_path / "run")):
+        assert name == "CheckpointError" and "Close the checkpointer before destroy_process_group()" in text
+
+
 def _die(rank: int, folder: Path, point: str, victim: int, asynchronous: bool) -> Any:
     disk = Trap(folder, point, kill_self)
     state = {"w": torch.arange(100_000.0) + rank, "own": PerRank({"rank": rank})}

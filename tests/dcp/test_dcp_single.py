@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import time
@@ -233,7 +234,7 @@ def test_a_damaged_checkpoint_can_be_replaced(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "manifest.json").write_bytes(b"{}")
     with caplog.at_level(logging.WARNING, logger="thinpoint"):
         save({"n": 2}, tmp_path)
-    assert "does not count" in caplog.text
+    assert "nothing is deleted beside a manifest that cannot be read" in caplog.text
     target = {"n": 0}
     load(target, tmp_path)
     assert target == {"n": 2}
@@ -252,6 +253,39 @@ def test_what_failed_saves_have_left_goes_after_an_hour(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()}
     assert {data_name(young, 3), "of the user", *mine} < left
     assert not {data_name(old, 3), layout_name(old)} & left
+
+
+@pytest.mark.parametrize("change", ["newer", "cut"])
+def test_a_failed_save_leaves_an_old_checkpoint_whose_manifest_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    two_hours_ago = time.time_ns() - 7200 * 10**9
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time_ns", lambda: two_hours_ago)
+        save({"n": 1}, tmp_path)
+    manifest = tmp_path / "manifest.json"
+    good = manifest.read_bytes()
+    newer = json.dumps({**json.loads(good), "manifest": 99}).encode()
+    manifest.write_bytes(good[:100] if change == "cut" else newer)
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(UnsupportedObjectError):
+        save({"opaque": Opaque()}, tmp_path, allow_pickle=False)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    manifest.write_bytes(good)
+    target = {"n": 0}
+    load(target, tmp_path)
+    assert target == {"n": 1}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_stock_checkpoint_counts_as_one_that_is_there(tmp_path: Path) -> None:
+    state = {"w": torch.arange(3.0)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    with pytest.raises(AlreadyExistsError, match="there is a checkpoint"):
+        save({"w": torch.ones(3)}, tmp_path, overwrite=False)
+    target = {"w": torch.zeros(3)}
+    dcp.load(target, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    assert target["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 class DoublingPlanner(DefaultSavePlanner):

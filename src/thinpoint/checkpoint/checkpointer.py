@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from inspect import isfunction, ismethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -219,7 +220,8 @@ class Checkpointer:
         Raises: as `async_save`.
         """
         self._check_open()
-        step = _checked_step(step)
+        with self._told("maybe_save"):
+            step = _checked_step(step)
         late = None
         if self._team is None:
             self._take_over()
@@ -231,7 +233,8 @@ class Checkpointer:
         if not self._schedule.is_due(step, stop=stop, late=late):
             return None
         if isfunction(state) or ismethod(state):
-            state = state()
+            with self._told("give the state"):
+                state = state()
         future = self._save(state, step, metadata, False, asynchronous=not (blocking or stop))
         if stop and future.exception() is None and future.result().outcome == "committed":
             self._schedule.stopped = True
@@ -268,9 +271,11 @@ class Checkpointer:
             NotEnoughMemoryError: nor does this.
             And, if a step was given, what `thinpoint.load_into` raises.
         """
+        with self._told("restore"):
+            step = _step_or_none(step)
         found = self._restore(
             state,
-            _step_or_none(step),
+            step,
             strict=strict,
             cast=cast,
             weights_only=weights_only,
@@ -379,8 +384,9 @@ class Checkpointer:
         self, state: Any, step: int, metadata: dict[str, Any] | None, overwrite: bool, *, asynchronous: bool
     ) -> CheckpointFuture:
         self._check_open()
-        step = _checked_step(step)
-        metadata = check_metadata({} if metadata is None else metadata)
+        with self._told("save"):
+            step = _checked_step(step)
+            metadata = check_metadata({} if metadata is None else metadata)
         self._schedule.began(step)
         return self._writing().save(
             state_of(state) if self._team is None else state,
@@ -400,6 +406,10 @@ class Checkpointer:
 
         self._team.ready()
         return restore_group(self._team.calls, self._store, state, step, retries=retries, **options)
+
+    def _told(self, what: str) -> AbstractContextManager[None]:
+        """What fails on one rank before all begin fails on all; see `Team.told`."""
+        return nullcontext() if self._team is None else self._team.told(what)
 
     def _agreed_late(self, step: int) -> bool:
         """Whether rank 0 is late with a save; all ranks agree on that and on whether to stop."""

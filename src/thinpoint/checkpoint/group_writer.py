@@ -80,7 +80,7 @@ class GroupWriter(Writer):
         }
         deadline = Deadline(self._options.timeout if within_s is None else within_s)
         try:
-            self._team.ready()
+            self._team.ready(deadline)
             all_told = self._team.calls.exchange("begin a save", told, deadline)
         except (CheckpointError, OSError) as error:
             # Told as what every failure of a save is.

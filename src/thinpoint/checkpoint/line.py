@@ -57,6 +57,8 @@ class Line:
         self._signs = signs
         self._name = name
         self._epoch = 0
+        # Calls begun over these connections: the same on all ranks.
+        self._turn = 0
         self._is_broken = False
         self.rank = ranks.index(dist.get_rank())
         self.world_size = len(ranks)
@@ -64,16 +66,35 @@ class Line:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this rank, or another one, has left it in disorder."""
-        return self._is_broken or self._signs.has_given_up(self._where)
+        """Whether this rank, or another one in what this one has gone through, has left it in disorder."""
+        given_up_in = self._signs.given_up_in(self._where)
+        return self._is_broken or (given_up_in is not None and given_up_in <= self._turn)
 
-    def renew(self, most_s: float) -> None:
-        """New connections. Collective.
+    def ready(self, most_s: float) -> None:
+        """Before a call: new connections if the last one has left them in disorder. Collective.
+
+        Raises what another rank has said of the call that this one is about to make.
 
         Args:
-            most_s: how long to wait for the last rank.
+            most_s: how long to wait for the last rank to connect.
         """
+        given_up_in = self._signs.given_up_in(self._where)
+        if self._is_broken or (given_up_in is not None and given_up_in <= self._turn):
+            self.renew(most_s)
+        elif given_up_in is not None:
+            with self._watch("begin"):
+                self._signs.look(self._where)
+
+    def give_up(self, what: str, error: BaseException) -> None:
+        """Instead of the next call, on one rank: it fails on all."""
+        if not self._is_broken:
+            self._leave_behind()
+            self._signs.give_up(self._where, self._turn + 1, what, error)
+
+    def renew(self, most_s: float) -> None:
+        """New connections. Collective. most_s: see `ready`."""
         self._epoch += 1
+        self._turn = 0
         self._is_broken = False
         with self._watch("connect"):
             # Torch waits for the dead: it is not asked to.
@@ -237,6 +258,7 @@ class _Watch:
         self._deadline = deadline
 
     def __enter__(self) -> _Watch:
+        self._line._turn += 1
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -261,15 +283,20 @@ class _Watch:
         """Tells the others, and raises what says who it was."""
         line, signs = self._line, self._line._signs
         line._leave_behind()
-        by_torch = isinstance(error, RuntimeError) and not isinstance(error, ThinpointError)
+        by_torch = isinstance(error, RuntimeError | ValueError) and not isinstance(error, ThinpointError)
         # Gloo names an address, not a rank.
         known = signs.who_is_lost(line._where) if by_torch else None
         reason = known or error
-        if not signs.has_given_up(line._where):
-            signs.give_up(line._where, self._what, reason)
+        if signs.given_up_in(line._where) is None:
+            signs.give_up(line._where, line._turn, self._what, reason)
         if isinstance(reason, RanksFailedError):
             reason.what = f"{self._what}: {reason.what}"
         if known is not None:
             raise known from error
         if by_torch:
-            raise CheckpointError(f"{self._what}: the connections of the ranks broke: {error}") from error
+            raise CheckpointError(
+                f"{self._what}: the connections of the ranks broke: {error}",
+                hint=None
+                if dist.is_initialized()
+                else "Close the checkpointer before destroy_process_group()",
+            ) from error

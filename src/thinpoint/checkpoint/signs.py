@@ -65,19 +65,26 @@ class Signs:
         """No beat any more: for those who go on without this rank, it is lost."""
         self._closed.set()
 
-    def give_up(self, where: str, what: str, error: BaseException) -> None:
-        """Tells the others that this rank does no longer take part in what `where` names, and why."""
+    def give_up(self, where: str, turn: int, what: str, error: BaseException) -> None:
+        """Tells the others that from this turn on this rank does not take part in what `where` names, and why."""
         lost = dict(error.failures) if isinstance(error, RankLostError) else {}
         text = f"{what}: {type(error).__name__}: {error}"[:4000]
         with contextlib.suppress(Exception):
             self._store.set(
                 f"gone/{where}",
-                json.dumps({"rank": self._rank, "text": text, "lost": {r: str(t) for r, t in lost.items()}}),
+                json.dumps(
+                    {
+                        "rank": self._rank,
+                        "turn": turn,
+                        "text": text,
+                        "lost": {r: str(t) for r, t in lost.items()},
+                    }
+                ),
             )
 
-    def has_given_up(self, where: str) -> bool:
-        """Whether some rank has given this up."""
-        return self._has(f"gone/{where}")
+    def given_up_in(self, where: str) -> int | None:
+        """The turn in which some rank has given this up; None if none has."""
+        return json.loads(self._get(f"gone/{where}"))["turn"] if self._has(f"gone/{where}") else None
 
     def look(self, where: str, *, grace_s: float = GRACE_S) -> None:
         """Raises what keeps the others from taking part in what `where` names, if anything does.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from thinpoint.checkpoint.lane import Deadline
 from thinpoint.checkpoint.line import Line
 from thinpoint.checkpoint.log import set_rank
 from thinpoint.checkpoint.runs import this_process
@@ -96,15 +99,27 @@ class Team:
         return Agreed(*map(bool, agreed))
 
     def calls_ready(self) -> None:
-        """Before anything on `calls`: new connections if the last one has left them in disorder. Collective."""
-        if self.calls.is_broken:
-            self.calls.renew(self._renew_s)
+        """Before anything on `calls`: see `Line.ready`. Collective."""
+        self.calls.ready(self._renew_s)
 
-    def ready(self) -> None:
+    def ready(self, deadline: Deadline | None = None) -> None:
         """Before a save or a restore: as `calls_ready`, for both lines. Collective."""
         self.calls_ready()
-        if any(self.calls.exchange("look at the connections", self.saves.is_broken)):
+        if any(self.calls.exchange("look at the connections", self.saves.is_broken, deadline)):
             self.saves.renew(self._renew_s)
+
+    @contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        """What fails in here, on this rank alone and before a call of all, fails that call on the others."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception):
+                with suppress(Exception):
+                    # Others may be waiting for this rank to connect anew.
+                    self.calls_ready()
+            self.calls.give_up(what, error)
+            raise
 
 
 def _own_store(ranks: list[int]) -> Any:

@@ -115,7 +115,8 @@ def commit(
         store.put(DCP_METADATA, _dcp_metadata(metadata, layout, storage_meta))
     except ThinpointError as error:
         log.warning("PyTorch's own tools cannot list the checkpoint: %s", error)
-    delete(store, old - written)
+    if old is not None:
+        delete(store, old - written)
 
 
 def gather(results: Sequence[Iterable[WriteResult]]) -> Gathered:

@@ -17,15 +17,15 @@ LEFTOVER_AGE_S = 3600.0
 """Younger ones may belong to a save that another process has under way."""
 
 
-def named_files(store: Store) -> set[str]:
-    """The files of the checkpoint in a folder, without its manifest; none if there is no checkpoint, or a damaged one."""
+def named_files(store: Store) -> set[str] | None:
+    """The files of the checkpoint in a folder, without its manifest; None if that cannot be read: they may be any."""
     try:
         manifest = parse_manifest(store.get(MANIFEST, MAX_MANIFEST_BYTES), where=f"{store.url}/{MANIFEST}")
     except NotFoundError:
         return set()
     except (DamagedFileError, UnsupportedError) as error:
-        log.warning("a checkpoint whose manifest does not count: %s", error)
-        return set()
+        log.warning("nothing is deleted beside a manifest that cannot be read: %s", error)
+        return None
     names = {file.name for file in manifest.files}
     return names if manifest.layout is None else names | {manifest.layout.name}
 
@@ -38,8 +38,9 @@ def remove_leftovers(store: Store) -> None:
         }
         oldest_s = time.time() - LEFTOVER_AGE_S
         old = {name for name, save_id in save_ids.items() if save_id and time_of(save_id) < oldest_s}
-        if old:
-            delete(store, old - named_files(store))
+        named = named_files(store) if old else None
+        if named is not None:
+            delete(store, old - named)
     except ThinpointError as error:
         log.warning("files that failed saves may have left were not looked for: %s", error)
 

@@ -30,7 +30,7 @@ from thinpoint.errors import (
     UsageError,
 )
 from thinpoint.folder.manifest import Manifest, check_metadata
-from thinpoint.folder.names import MANIFEST, data_name, new_id, tag_of
+from thinpoint.folder.names import DCP_METADATA, MANIFEST, data_name, new_id, tag_of
 from thinpoint.store import open_store
 from thinpoint.store.contract import Store
 
@@ -211,14 +211,16 @@ class ThinWriter(StorageWriter):
 
     def _refuse_existing(self) -> None:
         store = self._store()
-        try:
-            with closing(store.source(MANIFEST)):
-                pass
-        except NotFoundError:
-            return
-        raise AlreadyExistsError(
-            "there is a checkpoint in the folder", where=store.url, hint="overwrite=True replaces it"
-        )
+        # The second name is that of PyTorch's own checkpoints.
+        for name in (MANIFEST, DCP_METADATA):
+            try:
+                with closing(store.source(name)):
+                    pass
+            except NotFoundError:
+                continue
+            raise AlreadyExistsError(
+                "there is a checkpoint in the folder", where=store.url, hint="overwrite=True replaces it"
+            )
 
     def _way(self) -> dict[str, str]:
         """What must be the same on all ranks."""
