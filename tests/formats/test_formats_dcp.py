@@ -4,6 +4,9 @@ import io
 import os
 import pickle
 import pickletools
+import subprocess
+import sys
+from collections import OrderedDict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from formats_support import bits
 from sharded import sharded_checkpoints
 from sharded_process import full_state
 from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from thinpoint.errors import (
     MalformedFileError,
@@ -207,6 +211,9 @@ def test_any_other_name_is_refused(code: bytes) -> None:
         parse_metadata(code, "here")
 
 
+METADATA_MODULE = b"torch.distributed.checkpoint.metadata"
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -220,11 +227,97 @@ def test_any_other_name_is_refused(code: bytes) -> None:
         b"\x80\x05\x95\xff",
         b"I1\n0.",
         b"\x96" + b"\xff" * 7 + b"\x00.",
+        b"ctorch\nSize\n]\x85R.",
+        b"c" + METADATA_MODULE + b"\nMetadata\n)\x81.",
+        b"ctorch\nfloat32\n}S'name'\nS'nn'\nsb.",
     ],
 )
 def test_what_is_no_metadata_is_malformed(code: bytes) -> None:
     with pytest.raises(MalformedFileError):
         parse_metadata(code, "here")
+
+
+DOUBLED = b")" + b"2\x86" * 60
+"""Sixty tuples, each of which holds the one before it twice (DUP, TUPLE2)."""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(b"}" + DOUBLED + b"Ns.", id="SETITEM"),
+        pytest.param(b"}(NN" + DOUBLED + b"Nu.", id="SETITEMS"),
+        pytest.param(b"(" + DOUBLED + b"Nd.", id="DICT"),
+        pytest.param(b"\x8f(" + DOUBLED + b"\x90.", id="ADDITEMS"),
+        pytest.param(b"(" + DOUBLED + b"\x91.", id="FROZENSET"),
+        pytest.param(b"ccollections\nOrderedDict\n" + DOUBLED + b"N\x86\x85\x85R.", id="OrderedDict"),
+        pytest.param(DOUBLED + b"NR.", id="called-with-no-tuple"),
+        pytest.param(b"}c" + METADATA_MODULE + b"\nMetadata\n)R" + DOUBLED + b"bNs.", id="state-of-a-key"),
+        pytest.param(b"ctorch\nfloat32\n}S'name'\n" + DOUBLED + b"sb.", id="state-of-a-dtype"),
+        pytest.param(b"c" + METADATA_MODULE + b"\nMetadata\n)R" + DOUBLED + b"b.", id="fields"),
+    ],
+)
+def test_what_is_doubled_through_the_memo_is_never_walked(code: bytes) -> None:
+    # In another process: where it hangs, it hangs in C, and no signal ends it.
+    program = "import sys; from thinpoint.formats.dcp_metadata import parse_metadata as p; p(sys.stdin.buffer.read(), 'x')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=code, capture_output=True, timeout=60, check=False
+    )
+    assert b"thinpoint.errors.MalformedFileError: " in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("key", [1 << 63, (("a",),), ("a",) * 101, 1.5, b"a", None, frozenset("a")])
+def test_a_key_that_no_metadata_have_is_malformed(tmp_path: Path, key: Any) -> None:
+    save(tmp_path / "ck", {"w": torch.ones(3)})
+    rewritten(tmp_path / "ck", lambda metadata: setattr(metadata, "planner_data", {key: 1}))
+    with ExitStack() as stack, pytest.raises(MalformedFileError, match="a key"):
+        leaves_of(tmp_path / "ck", stack)
+
+
+def test_keys_and_containers_of_another_planner_are_left_aside(tmp_path: Path) -> None:
+    save(tmp_path / "ck", {"w": torch.ones(3)})
+    index = MetadataIndex("w", torch.Size([0]))
+    data = {-1: {"a"}, ("a", 1): frozenset("b"), index: OrderedDict(x=1), (index, "a"): OrderedDict()}
+    rewritten(tmp_path / "ck", lambda metadata: setattr(metadata, "planner_data", data))
+    with ExitStack() as stack:
+        assert list(leaves_of(tmp_path / "ck", stack)) == [("w",)]
+
+
+def many_chunks(metadata: Any) -> None:
+    entry = metadata.state_dict_metadata["w"]
+    entry.size = torch.Size([0])
+    entry.chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([0]))] * 50_000
+    metadata.state_dict_metadata = dict.fromkeys(map(str, range(20_000)), entry)
+
+
+def long_paths(metadata: Any) -> None:
+    entry, key = metadata.state_dict_metadata["w"], "x" * 100_000
+    metadata.state_dict_metadata = {str(i): entry for i in range(20_000)}
+    metadata.storage_data |= {
+        MetadataIndex(str(i)): info for i in range(20_000) for info in [*metadata.storage_data.values()][:1]
+    }
+    metadata.planner_data = {str(i): (key, i) for i in range(20_000)}
+
+
+def many_transforms(metadata: Any) -> None:
+    (info,) = metadata.storage_data.values()
+    info.transform_descriptors = [""] * 100_000
+    metadata.storage_data = {MetadataIndex(str(i)): info for i in range(20_000)}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("change", [many_chunks, long_paths, many_transforms])
+def test_parts_that_the_file_holds_once_are_not_made_many_times(tmp_path: Path, change: Any) -> None:
+    save(tmp_path / "ck", {"w": torch.ones(3)})
+    rewritten(tmp_path / "ck", change)
+    with pytest.raises(MalformedFileError, match="more than the file"):
+        parse_metadata((tmp_path / "ck" / ".metadata").read_bytes(), "here")
+
+
+def test_nesting_without_end_is_malformed() -> None:
+    record = b"c" + METADATA_MODULE + b"\nMetadata\nq\x00"
+    for code in (b")" + b"\x85" * 500_000, record + b"0N" + b"q\x010h\x00)Rh\x01b" * 200_000):
+        with pytest.raises(MalformedFileError, match="hold"):
+            parse_metadata(code + b".", "here")
 
 
 def test_a_pickle_cannot_change_classes_of_this_process(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 The unpickler here knows the names of PyTorch's classes and gives stand-ins for them that can do nothing; any other name ends
 it. It is Python's own slow one: the fast one allocates what a pickle of a few bytes asks for.
+
+A pickle names an object again for two bytes, so that sixty tuples of two hold 2^60 in 200 bytes. Nothing here may hash,
+compare, print or copy what it says before it is known to be flat.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import io
 import math
 import pickle
 import struct
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,9 @@ MAX_METADATA_BYTES = 1 << 30
 MAX_DIMS = 64
 MAX_CHUNKS = 1 << 16
 """Of one tensor."""
+
+MAX_ARGUMENTS = 1 << 12
+"""Of one call in the pickle: paths are called with their parts."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _RECORDS = {
@@ -46,6 +52,15 @@ _IGNORED = {
     *(f"pathlib._local.{name}" for name in ("PosixPath", "WindowsPath")),
 }
 """What stands in fields that nobody needs."""
+
+_HASHED = {
+    pickle.SETITEM: slice(-2, -1),
+    pickle.SETITEMS: slice(None, None, 2),
+    pickle.DICT: slice(None, None, 2),
+    pickle.ADDITEMS: slice(None),
+    pickle.FROZENSET: slice(None),
+}
+"""The opcodes that hash, and where on the stack lies what they hash."""
 
 _ERRORS = (
     pickle.UnpicklingError,
@@ -126,19 +141,14 @@ def parse_metadata(raw: bytes, where: object) -> DcpMetadata:
         raise MalformedFileError(
             f"the metadata cannot be unpickled ({type(error).__name__}: {str(error)[:200]})", where=where
         ) from error
-    return _Checked(where).metadata(root)
+    return _Checked(where, len(raw)).metadata(root)
 
 
 class _Record:
     """Stands for an instance of one of PyTorch's classes: its fields, and nothing else."""
 
     name = ""
-
-    def __init__(self) -> None:
-        self.fields: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.fields = state
+    fields: Any = None
 
 
 class _Dtype:
@@ -147,15 +157,17 @@ class _Dtype:
 
 
 def _unpickler(raw: bytes, where: object) -> Any:
-    # New classes for every file: a pickle may set attributes of a class that it has named.
+    # New ones for every file, which therefore leaves nothing behind in them.
     made: dict[str, Any] = {name: type("Record", (_Record,), {"name": name}) for name in _RECORDS}
     made |= {name: _ignore() for name in _IGNORED}
-    made |= {"torch.Size": _size(), "collections.OrderedDict": type("Ordered", (OrderedDict,), {})}
+    made |= {"torch.Size": _size(), "collections.OrderedDict": _ordered()}
     base: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
     class Unpickler(base):  # type: ignore[misc]
         # Of bytearrays it allocates what the pickle says, before it looks how much is there.
         dispatch = {key: load for key, load in base.dispatch.items() if key != pickle.BYTEARRAY8[0]}
+        dispatch |= {code[0]: _keys_checked(base.dispatch[code[0]], at) for code, at in _HASHED.items()}
+        dispatch |= {pickle.REDUCE[0]: _arguments_checked(base.load_reduce), pickle.BUILD[0]: _build}
 
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
@@ -181,6 +193,53 @@ def _unpickler(raw: bytes, where: object) -> Any:
     return Unpickler(io.BytesIO(raw))
 
 
+def _keys_checked(load: Callable[[Any], None], at: slice) -> Callable[[Any], None]:
+    """An opcode of `_HASHED` that takes nothing but keys."""
+
+    def checked(unpickler: Any) -> None:
+        if not all(map(_is_key, unpickler.stack[at])):
+            raise pickle.UnpicklingError("a key that is no text, number, record or short tuple of these")
+        load(unpickler)
+
+    return checked
+
+
+def _arguments_checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """REDUCE with a tuple: of anything else Python's complaint may hold all of what was called, as text."""
+
+    def checked(unpickler: Any) -> None:
+        arguments = unpickler.stack[-1]
+        if type(arguments) is not tuple or len(arguments) > MAX_ARGUMENTS:
+            raise pickle.UnpicklingError(f"arguments that are no tuple of at most {MAX_ARGUMENTS:,}")
+        load(unpickler)
+
+    return checked
+
+
+def _build(unpickler: Any) -> None:
+    """BUILD, of records only: of anything else it would set attributes."""
+    state = unpickler.stack.pop()
+    record = unpickler.stack[-1]
+    if not isinstance(record, _Record):
+        raise pickle.UnpicklingError("the state of something that has none")
+    record.fields = state
+
+
+def _is_key(value: Any) -> bool:
+    if type(value) is tuple:
+        return len(value) <= MAX_NESTING and all(map(_is_flat, value))
+    return _is_flat(value)
+
+
+def _is_flat(value: Any) -> bool:
+    return _is_step(value) or isinstance(value, _Record)
+
+
+def _is_step(value: Any) -> bool:
+    """Whether it may be a key in a state. An integer's hash is not kept, so that it must be short."""
+    return type(value) is str or (type(value) is int and -1 << 63 <= value < 1 << 63)
+
+
 def _ignore() -> Any:
     def nothing(*arguments: Any) -> None:
         return None
@@ -190,16 +249,27 @@ def _ignore() -> Any:
 
 def _size() -> Any:
     def size(values: Any = ()) -> tuple[Any, ...]:
-        return tuple(values) if type(values) in (tuple, list) else ()
+        # A list would be copied, each time that the pickle names it again.
+        if type(values) is not tuple:
+            raise pickle.UnpicklingError("a size of something that is no tuple")
+        return values
 
     return size
 
 
-class _Checked:
-    """Values of an untrusted pickle as our own, each checked."""
+def _ordered() -> Any:
+    def ordered() -> dict[Any, Any]:
+        return {}
 
-    def __init__(self, where: object) -> None:
+    return ordered
+
+
+class _Checked:
+    """Values of an untrusted pickle as our own, each checked, and together no more than its bytes could say once."""
+
+    def __init__(self, where: object, num_bytes: int) -> None:
         self._where = where
+        self._left = num_bytes
 
     def metadata(self, root: Any) -> DcpMetadata:
         fields = self._fields(root, "Metadata")
@@ -229,6 +299,7 @@ class _Checked:
         found = fields.get("chunks")
         if type(found) is not list or len(found) > MAX_CHUNKS:
             raise self._error(f"a tensor without a list of at most {MAX_CHUNKS:,} chunks", name)
+        self._spend(len(found))
         for chunk in found:
             part = self._fields(chunk, "ChunkStorageMetadata")
             offsets, sizes = self._sizes(part.get("offsets"), name), self._sizes(part.get("sizes"), name)
@@ -254,8 +325,9 @@ class _Checked:
                 name in entries
                 and type(path) is tuple
                 and 0 < len(path) <= MAX_NESTING
-                and all(type(key) in (str, int) for key in path)
+                and all(map(_is_step, path))
             ):
+                self._spend(sum(len(str(key)) + 1 for key in path))
                 paths[name] = path
         return paths
 
@@ -281,6 +353,7 @@ class _Checked:
             raise self._error("a place without a file")
         if not all(type(text) is str for text in transforms):
             raise self._error("a transform that is no text")
+        self._spend(sum(len(text) + 1 for text in transforms))
         if not (_is_count(offset) and _is_count(length)):
             raise self._error("a place that is no range")
         assert offset is not None and length is not None
@@ -300,6 +373,11 @@ class _Checked:
         if not isinstance(value, dict):
             raise self._error(f"{what} that is no dict")
         return value
+
+    def _spend(self, num: int) -> None:
+        self._left -= num
+        if self._left < 0:
+            raise self._error("the same parts so often that they are more than the file")
 
     def _error(self, what: str, tensor: str | None = None) -> MalformedFileError:
         return MalformedFileError(f"the metadata hold {what}", where=self._where, tensor=tensor)
