@@ -299,6 +299,15 @@ def _fail_before(rank: int, folder: Path) -> Any:
             told[f"metadata {late}"] = outcome_of(lambda m=metadata: checkpointer.save(state, 1, metadata=m))
             told[f"good {late}"] = outcome_of(lambda step=10 + late: checkpointer.save(state, step))
         told["state"] = outcome_of(lambda: (checkpointer.maybe_save(give_state, 20), checkpointer.wait()))
+        told["unasked"] = outcome_of(lambda: checkpointer.maybe_save(give_state, 21))
+        told["raised"] = outcome_of(lambda: checkpointer.maybe_save(state, 22))
+        told["goes on"] = outcome_of(lambda: checkpointer.maybe_save(state, 23).result())
+        flying = checkpointer.async_save(state, 30)
+        told["beside"] = outcome_of(
+            lambda: checkpointer.save(state, 31, metadata={"x": object() if rank == 1 else 1})
+        )
+        told["flying"] = outcome_of(flying.result)
+        told["good beside"] = outcome_of(lambda: checkpointer.save(state, 32))
         told["step"] = outcome_of(lambda: checkpointer.restore(dict(state), "x" if rank == 1 else None))
         told["good after"] = outcome_of(lambda: checkpointer.restore(dict(state)))
         told["steps"] = checkpointer.steps()
@@ -311,13 +320,17 @@ def test_what_fails_on_one_rank_before_a_save_begins_fails_on_all(tmp_path: Path
             ("metadata 0", "JSON"),
             ("metadata 1", "JSON"),
             ("state", "no room"),
+            ("beside", "JSON"),
             ("step", "whole number"),
         ):
             name, text, seconds = told[case]
             assert cause in text and seconds < 5, (case, text)
             assert (name == "RanksFailedError") == (rank == 0), (case, name)
-        assert [told[case][1] for case in ("good 0", "good 1", "good after")] == ["", "", ""]
-        assert told["steps"] == [10, 11]
+        assert told["unasked"][0] == ("" if rank == 0 else "MemoryError"), "the future has it"
+        assert told["raised"][0] == ("RanksFailedError" if rank == 0 else "MemoryError")
+        good = ("good 0", "good 1", "goes on", "flying", "good beside", "good after")
+        assert [told[case][1] for case in good] == [""] * len(good)
+        assert told["steps"] == [10, 11, 23, 30, 32]
 
 
 def _do_not_come(rank: int, folder: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from inspect import isfunction, ismethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -271,7 +271,7 @@ class Checkpointer:
             NotEnoughMemoryError: nor does this.
             And, if a step was given, what `thinpoint.load_into` raises.
         """
-        with self._told("restore"):
+        with nullcontext() if self._team is None else self._team.told("restore"):
             step = _step_or_none(step)
         found = self._restore(
             state,
@@ -407,9 +407,18 @@ class Checkpointer:
         self._team.ready()
         return restore_group(self._team.calls, self._store, state, step, retries=retries, **options)
 
-    def _told(self, what: str) -> AbstractContextManager[None]:
-        """What fails on one rank before all begin fails on all; see `Team.told`."""
-        return nullcontext() if self._team is None else self._team.told(what)
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """What fails on this rank before a save of all begins fails the save on all."""
+        if self._team is None:
+            yield
+            return
+        try:
+            with self._team.told(what):
+                yield
+        except Exception as error:
+            self._writing().failed_before(error)
+            raise
 
     def _agreed_late(self, step: int) -> bool:
         """Whether rank 0 is late with a save; all ranks agree on that and on whether to stop."""

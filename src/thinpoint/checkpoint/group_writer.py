@@ -83,8 +83,9 @@ class GroupWriter(Writer):
             self._team.ready(deadline)
             all_told = self._team.calls.exchange("begin a save", told, deadline)
         except (CheckpointError, OSError) as error:
-            # Told as what every failure of a save is.
+            # Told as what every failure of a save is, after the save under way, which has the other line.
             self._begun = error
+            self.wait(within_s)
             return True
         check_same_way({rank: told["way"] for rank, told in enumerate(all_told)})
         policy = "wait" if any(told["is_urgent"] for told in all_told) else self._options.while_saving

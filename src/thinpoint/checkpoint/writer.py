@@ -189,6 +189,13 @@ class Writer:
         if error is not None:
             raise error
 
+    def failed_before(self, error: Exception) -> None:
+        """Books a save that has failed before it began, and was told to the caller: `raise_last` raises it."""
+        self.wait()
+        self._flight = CheckpointFuture(-1)
+        self._flight.settle(error)
+        self._flight.exception()
+
     def finish(self) -> None:
         """Waits for the save under way, and a while for deletions."""
         self.wait()
