@@ -255,6 +255,23 @@ def test_what_failed_saves_have_left_goes_after_an_hour(tmp_path: Path) -> None:
     assert not {data_name(old, 3), layout_name(old)} & left
 
 
+def test_what_a_rank_tells_of_an_item_is_small(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Listening(ThinWriter):
+        def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+            told.extend(results[0])
+            super().finish(metadata, results)
+
+    state = {f"a rather long name of a tensor {i}": torch.ones(100, 100) for i in range(5)} | {
+        "text": "x" * 1000
+    }
+    call(lambda: dcp.save(state, storage_writer=Listening(tmp_path), no_dist=True))
+    of_items = [result for result in told if result.index.fqn]
+    assert len(of_items) == 6
+    assert max(len(pickle.dumps(result.storage_data)) for result in of_items) <= 64
+
+
 @pytest.mark.parametrize("change", ["newer", "cut"])
 def test_a_failed_save_leaves_an_old_checkpoint_whose_manifest_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

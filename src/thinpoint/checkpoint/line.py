@@ -67,8 +67,7 @@ class Line:
     @property
     def is_broken(self) -> bool:
         """Whether this rank, or another one in what this one has gone through, has left it in disorder."""
-        given_up_in = self._signs.given_up_in(self._where)
-        return self._is_broken or (given_up_in is not None and given_up_in <= self._turn)
+        return self._is_broken_by(self._signs.given_up_in(self._where))
 
     def ready(self, most_s: float) -> None:
         """Before a call: new connections if the last one has left them in disorder. Collective.
@@ -79,7 +78,7 @@ class Line:
             most_s: how long to wait for the last rank to connect.
         """
         given_up_in = self._signs.given_up_in(self._where)
-        if self._is_broken or (given_up_in is not None and given_up_in <= self._turn):
+        if self._is_broken_by(given_up_in):
             self.renew(most_s)
         elif given_up_in is not None:
             with self._watch("begin"):
@@ -175,6 +174,9 @@ class Line:
             outcome = None if parts is None else outcome_of(lambda: combine(self._all_good(parts, what)))
             outcome = self._broadcast(watch, outcome)
         return result_of(outcome)
+
+    def _is_broken_by(self, given_up_in: int | None) -> bool:
+        return self._is_broken or (given_up_in is not None and given_up_in <= self._turn)
 
     @property
     def _where(self) -> str:
