@@ -72,17 +72,23 @@ class SlowSink:
         return num_bytes
 
 
-@pytest.mark.parametrize(("bytes_per_s", "expected"), [(2e6, "thin"), (1e12, "raw")])
+@pytest.mark.parametrize(
+    ("backend", "bytes_per_s", "expected"), [("cpu", 2e6, "thin"), ("reference", 1e12, "raw")]
+)
 def test_a_save_learns_from_the_one_before(
-    bytes_per_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
+    backend: str, bytes_per_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Far apart: a slow place or a slow coder, so that a busy machine does not decide."""
     monkeypatch.setattr(auto_room.auto, "_known", {})
     state = {f"w{i}": torch.randn(50_000) for i in range(4)}
-    thinpoint.save(state, SlowSink(1e12))  # compiles
-    first = thinpoint.save(state, SlowSink(bytes_per_s), codec="auto")
-    second = thinpoint.save(state, SlowSink(bytes_per_s), codec="auto")
+    thinpoint.save(state, SlowSink(1e12), backend=backend)  # compiles
+    first, second = (
+        thinpoint.save(state, SlowSink(bytes_per_s), codec="auto", backend=backend) for _ in range(2)
+    )
     assert (first.codec, second.codec) == ("thin", expected)
     assert first.stages["storage"] > 0
+    far, near = ("storage", "encode") if expected == "thin" else ("encode", "storage")
+    assert first.stages[far] > 2 * first.stages[near], "else the test shows nothing"
 
 
 def test_files_of_both_kinds_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
