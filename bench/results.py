@@ -14,9 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from thinpoint.version import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
-_PACKAGES = ("thinpoint", "torch", "numpy", "numba", "zstandard", "zipnn", "safetensors")
+_PACKAGES = ("torch", "numpy", "numba", "zstandard", "zipnn", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def machine() -> dict[str, Any]:
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {"thinpoint": __version__, **{name: _version(name) for name in _PACKAGES}},
     }
 
 
