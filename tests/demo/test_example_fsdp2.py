@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -29,10 +30,12 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def running(script: Path, folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """The script on two ranks, its output in a pipe."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(script), str(folder), "--save-every", "4", *arguments]
+def running(
+    script: Path, folder: Path, *arguments: str, num_ranks: int = 2
+) -> Iterator["subprocess.Popen[str]"]:
+    """The script under torchrun, its output in a pipe."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(num_ranks), str(script), str(folder), "--save-every", "4", *arguments]
     process = subprocess.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
@@ -47,9 +50,9 @@ def running(script: Path, folder: Path, *arguments: str) -> Iterator["subprocess
         process.communicate(timeout=60)
 
 
-def run(script: Path, folder: Path, *arguments: str) -> list[str]:
+def run(script: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> list[str]:
     """The lines that a run to its end prints about steps."""
-    with running(script, folder, *arguments) as process:
+    with running(script, folder, *arguments, num_ranks=num_ranks) as process:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
     return [line for line in output.splitlines() if "step" in line]
@@ -97,6 +100,17 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     assert found == contents(whole[0], LAST)
     assert found["training.step"] == LAST
     assert "training.optimizer.state.head.weight.exp_avg_sq" in found
+
+
+def test_four_ranks_go_on_where_two_have_ended_and_two_after_them(tmp_path: Path, whole: Whole) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    for num_ranks, last in ((4, LAST + 4), (2, LAST + 8)):
+        lines = run(EXAMPLE, folder, "--steps", str(last), num_ranks=num_ranks)
+        assert lines[0] == f"resumed at step {last - 4}"
+        assert lines[-1].startswith(f"step {last} ")
+        with ThinFolder(folder / f"step-{last:06d}") as checkpoint:
+            assert checkpoint.world_size == num_ranks
 
 
 def test_three_lines_differ_from_stock_dcp_and_no_bit(tmp_path: Path, whole: Whole) -> None:
