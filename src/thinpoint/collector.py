@@ -32,8 +32,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            _pauses.discard(pause)
             gc.enable()
+            _pauses.discard(pause)
 
 
 def _after_fork() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from inspect import isfunction, ismethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -220,7 +219,7 @@ class Checkpointer:
         Raises: as `async_save`.
         """
         self._check_open()
-        with self._told("maybe_save"):
+        with self._writing().before_a_save("maybe_save"):
             step = _checked_step(step)
         late = None
         if self._team is None:
@@ -233,7 +232,7 @@ class Checkpointer:
         if not self._schedule.is_due(step, stop=stop, late=late):
             return None
         if isfunction(state) or ismethod(state):
-            with self._told("give the state"):
+            with self._writing().before_a_save("give the state"):
                 state = state()
         future = self._save(state, step, metadata, False, asynchronous=not (blocking or stop))
         if stop and future.exception() is None and future.result().outcome == "committed":
@@ -271,8 +270,6 @@ class Checkpointer:
             NotEnoughMemoryError: nor does this.
             And, if a step was given, what `thinpoint.load_into` raises.
         """
-        with nullcontext() if self._team is None else self._team.told("restore"):
-            step = _step_or_none(step)
         found = self._restore(
             state,
             step,
@@ -384,7 +381,7 @@ class Checkpointer:
         self, state: Any, step: int, metadata: dict[str, Any] | None, overwrite: bool, *, asynchronous: bool
     ) -> CheckpointFuture:
         self._check_open()
-        with self._told("save"):
+        with self._writing().before_a_save("save"):
             step = _checked_step(step)
             metadata = check_metadata({} if metadata is None else metadata)
         self._schedule.began(step)
@@ -401,24 +398,13 @@ class Checkpointer:
         retries = self._options.retries
         if self._team is None:
             use = restoring.fill(state, **options)
-            return restoring.restore_newest(self._store, use, step, retries=retries)
+            return restoring.restore_newest(self._store, use, _step_or_none(step), retries=retries)
         from thinpoint.checkpoint.group_restore import restore_group
 
+        with self._team.told("restore"):
+            step = _step_or_none(step)
         self._team.ready()
         return restore_group(self._team.calls, self._store, state, step, retries=retries, **options)
-
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """What fails on this rank before a save of all begins fails the save on all."""
-        if self._team is None:
-            yield
-            return
-        try:
-            with self._team.told(what):
-                yield
-        except Exception as error:
-            self._writing().failed_before(error)
-            raise
 
     def _agreed_late(self, step: int) -> bool:
         """Whether rank 0 is late with a save; all ranks agree on that and on whether to stop."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from thinpoint.checkpoint.commit import SaveJob
+from thinpoint.checkpoint.future import CheckpointFuture
 from thinpoint.checkpoint.group_saving import GroupJob, save_group_beside, save_group_now
 from thinpoint.checkpoint.lane import Deadline, Lane
 from thinpoint.checkpoint.names import run_name
@@ -62,6 +64,20 @@ class GroupWriter(Writer):
                 self.before = None
             self.damaged.difference_update(gone)
             return gone
+
+    @contextmanager
+    def before_a_save(self, what: str) -> Iterator[None]:
+        """What fails in here, on this rank alone, fails the save on all; `raise_last` then raises it on all."""
+        try:
+            with self._team.told(what):
+                yield
+        except Exception as error:
+            self.wait()
+            # It is the caller's already, and belongs to no step.
+            self._flight = CheckpointFuture(-1)
+            self._flight.settle(error)
+            self._flight.exception()
+            raise
 
     def finish(self) -> None:
         """See `Writer`."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from thinpoint.checkpoint.catalog import Folder, committed, folders
@@ -189,12 +190,9 @@ class Writer:
         if error is not None:
             raise error
 
-    def failed_before(self, error: Exception) -> None:
-        """Books a save that has failed before it began, and was told to the caller: `raise_last` raises it."""
-        self.wait()
-        self._flight = CheckpointFuture(-1)
-        self._flight.settle(error)
-        self._flight.exception()
+    def before_a_save(self, what: str) -> AbstractContextManager[None]:
+        """For what the caller does before it calls `save`; what it raises is the caller's."""
+        return nullcontext()
 
     def finish(self) -> None:
         """Waits for the save under way, and a while for deletions."""

@@ -1,11 +1,16 @@
-"""What the stores share: buffers cut into pieces, and the check of a range."""
+"""What the stores share: buffers cut into pieces, reading into a new array, and the check of a range."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from thinpoint.errors import LimitExceededError, TruncatedFileError, UsageError
+
+if TYPE_CHECKING:
+    from thinpoint.store.contract import Source
 
 PIECE_BYTES = 8 << 20
 """Bytes handed to the system at once: a slow disk can be interrupted, and several threads find work in one part."""
@@ -44,6 +49,17 @@ def writable_bytes(buffer: Any) -> memoryview:
     if view.readonly:
         raise UsageError("the buffer to read into is read-only")
     return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+class ReadAt:
+    """`Source.read_at`, for sources that have the rest."""
+
+    def read_at(self: Source, offset: int, size: int) -> np.ndarray:
+        """See `Source.read_at`."""
+        check_range(offset, size, self.size, self.name)
+        out = np.empty(size, np.uint8)
+        self.read_into(offset, out)
+        return out
 
 
 def check_range(offset: int, size: int, file_bytes: int, name: str) -> None:

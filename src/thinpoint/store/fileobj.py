@@ -7,10 +7,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from thinpoint.errors import StorageError, UsageError, from_os_error
-from thinpoint.store.buffers import check_range, pieces, truncated, writable_bytes
+from thinpoint.store.buffers import ReadAt, check_range, pieces, truncated, writable_bytes
 from thinpoint.store.contract import Mapper
 
 
@@ -74,7 +72,7 @@ class FileObjectSink:
                 raise from_os_error(error, "cannot write", where=self._name) from error
 
 
-class FileObjectSource:
+class FileObjectSource(ReadAt):
     """Reads a seekable binary file object from its current position to its end; never closes it.
 
     May be shared between threads: a lock guards position and read. Leaves the object's position undefined.
@@ -120,13 +118,6 @@ class FileObjectSource:
     @property
     def size(self) -> int:
         return self._size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        """See `Source.read_at`."""
-        check_range(offset, size, self._size, self._name)
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
 
     def read_into(self, offset: int, buffer: Any) -> None:
         """See `Source.read_into`."""

@@ -6,17 +6,15 @@ import os
 import stat
 from typing import Any
 
-import numpy as np
-
 from thinpoint.errors import UsageError, from_os_error
 from thinpoint.store.atomic import AtomicWriter
-from thinpoint.store.buffers import check_range, truncated, writable_bytes
+from thinpoint.store.buffers import ReadAt, check_range, truncated, writable_bytes
 from thinpoint.store.paths import decode_path, kind_of
 
 __all__ = ["AtomicWriter", "LocalSource"]
 
 
-class LocalSource:
+class LocalSource(ReadAt):
     """A regular file, open for reading. May be shared between threads and used after a fork.
 
     Args:
@@ -50,13 +48,6 @@ class LocalSource:
     @property
     def size(self) -> int:
         return self._size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        """See `Source.read_at`."""
-        check_range(offset, size, self._size, self._name)
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
 
     def read_into(self, offset: int, buffer: Any) -> None:
         """See `Source.read_into`."""

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from thinpoint.errors import UsageError
-from thinpoint.store.buffers import check_range, writable_bytes
+from thinpoint.store.buffers import ReadAt, check_range, writable_bytes
 
 
-class MemorySource:
+class MemorySource(ReadAt):
     """See `contract.Source`. Threads copy side by side.
 
     Args:
@@ -26,13 +26,6 @@ class MemorySource:
     @property
     def size(self) -> int:
         return self._data.size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        """See `Source.read_at`."""
-        check_range(offset, size, self.size, self.name)
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
 
     def read_into(self, offset: int, buffer: Any) -> None:
         """See `Source.read_into`."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from thinpoint.errors import StorageError, UsageError
-from thinpoint.store.buffers import check_range, truncated, writable_bytes
+from thinpoint.store.buffers import ReadAt, check_range, truncated, writable_bytes
 from thinpoint.store.remote_errors import RemoteErrors
 from thinpoint.store.remote_files import RemoteFiles
 
@@ -20,7 +18,7 @@ FIRST_PAUSE_S = 0.2
 """Before the second attempt; three times as long before each further one. One lost connection must not end hours of reading."""
 
 
-class RemoteSource:
+class RemoteSource(ReadAt):
     """A file as it was when it was opened; a `Source`. Reads again when a connection is lost.
 
     Raises:
@@ -41,13 +39,6 @@ class RemoteSource:
     @property
     def size(self) -> int:
         return self._file.size
-
-    def read_at(self, offset: int, size: int) -> np.ndarray:
-        """See `Source.read_at`."""
-        check_range(offset, size, self.size, self.name)
-        out = np.empty(size, np.uint8)
-        self.read_into(offset, out)
-        return out
 
     def read_into(self, offset: int, buffer: Any) -> None:
         """See `Source.read_into`."""
